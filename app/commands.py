@@ -1,0 +1,204 @@
+"""What happens to one record of the command topic: decoded, recognised if it is a duplicate, applied or refused.
+
+Pure, like the core: it needs no Kafka and no clock, so that `holdfast simulate` answers exactly as the controller does.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import logging
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from app import protocol
+from app.core.errors import BrokenInvariant, Code, Refused
+from app.core.frontier import Frontier, frontier_of
+from app.core.images import Changes
+from app.core.machine import Machine, Step
+from app.protocol import Command, Reply
+
+log = logging.getLogger(__name__)
+
+
+class CommandImage(msgspec.Struct, frozen=True):
+    """The recorded result of one record. `digest` is only there if duplicates of it are to be recognised."""
+
+    id: str | None
+    type: str | None
+    reply: Reply
+    applied_at: int
+    digest: str | None = None
+    raw: str | None = None  # base64, of what is no JSON object
+
+
+class Recorded:
+    """A result that duplicates get again, with the position of the entry that recorded it."""
+
+    __slots__ = ("applied_at", "digest", "epoch", "reply", "seq")
+
+    def __init__(self, reply: Reply, digest: str, applied_at: int) -> None:
+        self.reply = reply
+        self.digest = digest
+        self.applied_at = applied_at
+        self.seq: int | None = None  # until its entry is written
+        self.epoch = 0
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a record did: the image that records it, the changes, and what the reply is made of."""
+
+    image: CommandImage
+    changes: Changes
+    recorded: Recorded | None
+
+    def reply(self, seq: int, epoch: int) -> bytes:
+        """The reply, for an entry that was written at `seq`; that of a duplicate names the entry of the first."""
+        if self.recorded is not None and self.recorded.seq is not None:
+            seq, epoch = self.recorded.seq, self.recorded.epoch
+        return protocol.encode_reply(msgspec.structs.replace(self.image.reply, seq=seq, epoch=epoch))
+
+
+class CommandProcessor:
+    """Applies records to a machine, each exactly once within `max_command_age`."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._recorded: dict[str, Recorded] = {}  # by command id, oldest first
+        self._unwritten: list[Recorded] = []
+        self.internal_errors = 0
+
+    def restore(self, image: CommandImage, *, seq: int, epoch: int) -> None:
+        """Takes up a result that was recorded earlier; in the order of the entries."""
+        if image.id is not None and image.digest is not None:
+            recorded = Recorded(image.reply, image.digest, image.applied_at)
+            recorded.seq, recorded.epoch = seq, epoch
+            self._remember(image.id, recorded)
+
+    def apply(self, raw: bytes, *, timestamp: int, now: int) -> Outcome:
+        """Applies one record. `timestamp` is the one that Kafka gave it."""
+        decoded = protocol.decode(raw)
+        self._forget_old(now)
+        digest = hashlib.blake2b(raw, digest_size=16).hexdigest()
+        first = None if decoded.id is None else self._recorded.get(decoded.id)
+        if first is not None and first.digest == digest:
+            image = CommandImage(decoded.id, decoded.type, first.reply, now)
+            return Outcome(image, {}, first)
+        changes: Changes = {}
+        try:
+            result, changes = self._result(decoded, first, timestamp=timestamp, now=now)
+            reply = Reply(decoded.id or UNSET, decoded.type or UNSET, "ok", result=result)
+        except Refused as refusal:
+            error = protocol.error_body(refusal)
+            reply = Reply(decoded.id or UNSET, decoded.type or UNSET, "error", error=error)
+        if decoded.id is None or first is not None:
+            malformed = decoded.refusal is not None and decoded.refusal.code is Code.MALFORMED
+            text = base64.b64encode(raw).decode() if malformed else None
+            return Outcome(CommandImage(decoded.id, decoded.type, reply, now, raw=text), changes, None)
+        recorded = Recorded(reply, digest, now)
+        self._unwritten.append(recorded)
+        self._remember(decoded.id, recorded)
+        return Outcome(CommandImage(decoded.id, decoded.type, reply, now, digest), changes, recorded)
+
+    def written(self, seq: int, epoch: int) -> None:
+        """Everything that was applied since the last call is in the journal, in the entry `seq`."""
+        for recorded in self._unwritten:
+            recorded.seq, recorded.epoch = seq, epoch
+        self._unwritten.clear()
+
+    def _result(
+        self, decoded: protocol.Decoded, first: Recorded | None, *, timestamp: int, now: int
+    ) -> tuple[dict[str, Any], Changes]:
+        if first is not None:
+            text = "Another command was sent under this id; every command needs an id of its own."
+            raise Refused(Code.INVALID_ARGUMENT, text, path="$.id")
+        refusal = decoded.refusal
+        if refusal is not None and refusal.code in (Code.MALFORMED, Code.TOO_LARGE):
+            raise refusal
+        age_ms = now - (timestamp if decoded.issued_at is None else min(timestamp, decoded.issued_at))
+        most = self._machine.state.parameters.max_command_age
+        if age_ms > most:
+            raise Refused(Code.STALE_COMMAND, f"The command is {age_ms} ms old; `max_command_age` is {most} ms.")
+        if decoded.command is None:
+            raise refusal or AssertionError("a record is a command, or refused")
+        try:
+            return execute(self._machine, decoded.command, now)
+        except BrokenInvariant as error:
+            self.internal_errors += 1
+            log.exception("command refused, it would break an invariant id=%s type=%s", decoded.id, decoded.type)
+            raise Refused(Code.INTERNAL, f"This is a defect of Holdfast; nothing was changed. {error}") from error
+
+    def _remember(self, id: str, recorded: Recorded) -> None:
+        self._recorded.pop(id, None)
+        self._recorded[id] = recorded
+
+    def _forget_old(self, now: int) -> None:
+        oldest = now - self._machine.state.parameters.max_command_age
+        while self._recorded:
+            id, recorded = next(iter(self._recorded.items()))
+            if recorded.applied_at >= oldest:
+                return
+            del self._recorded[id]
+
+
+def execute(machine: Machine, command: Command, now: int) -> tuple[dict[str, Any], Changes]:
+    """Runs a command on the machine: its result, and what changed."""
+    step: Step[Any]
+    match command:
+        case protocol.CreateCollections(collections=collections, register_ts=register_ts):
+            step = machine.create_collections(now, collections, register_ts=register_ts)
+        case protocol.AlterTableDesc(existing=existing, new=new, schema=schema, expected_version=version):
+            step = machine.alter_table_desc(now, existing=existing, new=new, schema=schema, expected_version=version)
+        case protocol.DropCollections(collections=ids):
+            step = machine.drop_collections(now, ids)
+        case protocol.UndropCollections(collections=ids):
+            step = machine.undrop_collections(now, ids)
+        case protocol.SetReadPolicies(policies=policies):
+            step = machine.set_read_policies(now, [(each.collection, each.policy) for each in policies])
+        case protocol.UpdateParameters(parameters=parameters):
+            step = machine.update_parameters(now, parameters)
+        case protocol.Reconcile(collections=ids):
+            return msgspec.structs.asdict(machine.reconcile(ids)), {}
+        case _:
+            step = _execute_on_holds(machine, command, now)
+            return protocol.holds_result(step.result), step.changes
+    for warning in step.warnings:
+        log.warning("%s", warning)
+    return {}, step.changes
+
+
+HoldCommand = (
+    protocol.AcquireReadHolds
+    | protocol.DowngradeReadHolds
+    | protocol.ReleaseReadHolds
+    | protocol.CloneReadHolds
+    | protocol.MergeReadHolds
+    | protocol.RenewReadHolds
+)
+
+
+def _execute_on_holds(machine: Machine, command: HoldCommand, now: int) -> Step[Any]:
+    match command:
+        case protocol.AcquireReadHolds():
+            return machine.acquire_read_holds(
+                now,
+                command_id=command.id,
+                collections=command.collections,
+                at=None if command.at is None else Frontier(command.at),
+                holder=command.holder,
+                purpose=command.purpose,
+                lease_ms=None if command.lease is None else int(command.lease),
+                pin_files=command.pin_files,
+            )
+        case protocol.DowngradeReadHolds(holds=moves):
+            return machine.downgrade_read_holds(now, [(move.hold, frontier_of(move.to)) for move in moves])
+        case protocol.ReleaseReadHolds(holds=holds):
+            return machine.release_read_holds(now, holds)
+        case protocol.CloneReadHolds(holds=holds):
+            return machine.clone_read_holds(now, holds, command_id=command.id)
+        case protocol.MergeReadHolds(holds=holds):
+            return machine.merge_read_holds(now, holds)
+        case protocol.RenewReadHolds(holds=holds, lease=lease):
+            return machine.renew_read_holds(now, holds, lease_ms=None if lease is None else int(lease))

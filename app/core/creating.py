@@ -1,0 +1,252 @@
+"""Creating collections: all of a command or nothing, in whatever order it names them."""
+
+from __future__ import annotations
+
+import re
+from collections import ChainMap
+from collections.abc import Iterable, Mapping
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Final
+
+import msgspec
+
+from app.core.descriptions import (
+    Description,
+    Ingestion,
+    IngestionExport,
+    Sink,
+    Table,
+    source_dependencies,
+    time_dependence,
+)
+from app.core.draft import Draft
+from app.core.errors import Code, Refused, invalid
+from app.core.frontier import EMPTY, ZERO, Frontier
+from app.core.images import SHARD, Collection, Shard
+from app.core.locations import TakenLocations, Warehouse
+from app.core.policy import NoPolicy
+from app.core.schema import parse_schema
+from app.core.state import rank_of
+
+MAX_LEVELS: Final = 64
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What the Delta log at a given location says, if there is a table already."""
+
+    since: Frontier
+    upper: Frontier
+    log_version: int
+
+
+class Registrar:
+    """Makes the collections of one command. `found` is by resolved location."""
+
+    def __init__(self, draft: Draft, warehouse: Warehouse, found: Mapping[str, Found]) -> None:
+        self._draft = draft
+        self._warehouse = warehouse
+        self._found = found
+        self._new_shards = 0
+        self._new_locations = TakenLocations()
+        self._new: dict[str, Description] = {}
+
+    def create(self, descriptions: Iterable[Description], register_ts: int | None) -> None:
+        given = _distinct(descriptions)
+        if register_ts is None and any(isinstance(d.data_source, Table) for d in given.values()):
+            raise invalid("A command that creates a table must give `register_ts`.", path="$.register_ts")
+        self._new = {id: description for id, description in given.items() if not self._exists(description)}
+        for description in self._new.values():
+            parse_schema(description.schema)
+        dependencies = {id: self._dependencies(description) for id, description in self._new.items()}
+        for id in _in_order(self._new, dependencies):
+            self._register(self._new[id], dependencies[id], register_ts)
+
+    def _exists(self, description: Description) -> bool:
+        existing = self._draft.collection(description.id)
+        if existing is None:
+            if description.id in self._draft.state.tombstones:
+                raise _reused(description.id, "was dropped, and can be used again when its tombstone is purged")
+            return False
+        if existing.dropped:
+            raise _reused(description.id, "was dropped, and its data is still held")
+        if existing.description != description:
+            raise _reused(description.id, "exists with another description")
+        return True
+
+    def _dependencies(self, description: Description) -> tuple[str, ...]:
+        """What a new collection depends on, after a look that all of it is live and on the same timeline."""
+        ids = set(source_dependencies(description.id, description.data_source, self._ingestion_of(description)))
+        if description.primary is not None:
+            ids.add(description.primary)
+        for id in sorted(ids):
+            dependency = self._live_or_new(id, description)
+            if dependency.timeline != description.timeline:
+                raise invalid(
+                    f"{description.id!r} is on the timeline {description.timeline!r}, "
+                    f"but its dependency {id!r} is on {dependency.timeline!r}."
+                )
+        return tuple(sorted(ids))
+
+    def _ingestion_of(self, description: Description) -> Ingestion | None:
+        if not isinstance(description.data_source, IngestionExport):
+            return None
+        id = description.data_source.ingestion
+        source = self._live_or_new(id, description).data_source
+        if not isinstance(source, Ingestion):
+            raise invalid(f"{description.id!r} is to be an export of {id!r}, which is no ingestion.")
+        return source
+
+    def _live_or_new(self, id: str, dependent: Description) -> Description:
+        if id in self._new:
+            return self._new[id]
+        collection = self._draft.collection(id)
+        if collection is None or collection.dropped:
+            raise Refused(
+                Code.DEPENDENCY_MISSING, f"{dependent.id!r} depends on {id!r}, which does not exist, or was dropped."
+            )
+        return collection.description
+
+    def _register(self, description: Description, dependencies: tuple[str, ...], register_ts: int | None) -> None:
+        draft = self._draft
+        rank = rank_of(dependencies, description.primary, ChainMap(draft.ranks, draft.state.ranks))
+        if rank[0] > MAX_LEVELS:
+            raise invalid(f"{description.id!r} would be on level {rank[0]} of dependencies; the limit is {MAX_LEVELS}.")
+        draft.ranks[description.id] = rank
+        shard = self._shard(description)
+        since = self._initial_since(description, dependencies, shard, register_ts)
+        source = description.data_source
+        upper = shard.upper
+        if isinstance(source, Table) and source.txns is not None:
+            upper = upper.join(draft.live(source.txns).upper)
+        self._warn_of_lost_holds(description.id, dependencies, shard, upper)
+        draft.put_collection(
+            Collection(
+                id=description.id,
+                description=description,
+                time_dependence=time_dependence(source, description.timeline, self._ingestion_of(description)),
+                primary=description.primary,
+                dependencies=dependencies,
+                shard=shard.id,
+                schema=description.schema,
+                schema_version=0,
+                policy=NoPolicy(since),
+                upper=upper,
+                implied=since,
+                since=since,
+            )
+        )
+        draft.count(description.id, since, +1)
+
+    def _initial_since(
+        self, description: Description, dependencies: tuple[str, ...], shard: Shard, register_ts: int | None
+    ) -> Frontier:
+        since = shard.since.join(Frontier(description.since or 0))
+        if since == ZERO and isinstance(description.data_source, Table):
+            since = Frontier(register_ts or 0)
+        for id in dependencies:
+            since = since.join(self._draft.live(id).implied)
+        return since
+
+    def _warn_of_lost_holds(self, id: str, dependencies: tuple[str, ...], shard: Shard, upper: Frontier) -> None:
+        if upper in (ZERO, EMPTY):
+            return
+        for dependency in dependencies:
+            implied = self._draft.live(dependency).implied
+            if implied > shard.since and implied >= upper:
+                self._draft.warnings.append(
+                    f"{id!r} was written up to {upper}, but its dependency {dependency!r} is only readable from "
+                    f"{implied} on: someone lost a hold, and {id!r} cannot be continued without a gap."
+                )
+
+    def _shard(self, description: Description) -> Shard:
+        wanted = description.shard
+        location = None if wanted is None or wanted.location is None else self._warehouse.resolved(wanted.location)
+        format = "updates" if wanted is None else wanted.format
+        if description.primary is not None:
+            shard = self._draft.shard(self._draft.live(description.primary).shard)
+            if location not in (None, shard.location) or (wanted is not None and format != shard.format):
+                raise invalid(
+                    f"{description.id!r} shares the shard of its primary {description.primary!r}, "
+                    f"which is {shard.location!r} with format {shard.format!r}; leave `shard` out."
+                )
+            return shard
+        if location is not None:
+            self._warehouse.check(location)
+            if (other := self._overlapping(location)) is not None:
+                raise invalid(f"{location!r} is, contains or lies within the location of the shard {other!r}.")
+        return self._new_shard(description.id, location, format)
+
+    def _new_shard(self, owner: str, location: str | None, format: str) -> Shard:
+        id, location = self._free_name(owner, location)
+        shard = Shard(id=id, location=location, format=format, owner=owner)
+        if (found := self._found.get(location)) is not None:
+            shard = msgspec.structs.replace(shard, since=found.since, upper=found.upper, log_version=found.log_version)
+        self._new_shards += 1
+        self._new_locations.add(location, id)
+        self._draft.put_shard(shard)
+        return shard
+
+    def _free_name(self, owner: str, location: str | None) -> tuple[str, str]:
+        """An id that no shard ever had and, unless the location is given, a directory that was never used."""
+        # An id may be `..`, or hold characters that file systems dislike; a directory's name must be plain.
+        base = re.sub(r"[^A-Za-z0-9_-]", "_", owner)
+        for number in count(len(self._draft.state.shards) + self._new_shards + 1):
+            id = f"{base}-{number}"
+            place = location or self._warehouse.new_location(id)
+            if not self._is_shard(id) and (location is not None or self._overlapping(place) is None):
+                return id, place
+        raise AssertionError("unreachable: there are always more numbers")
+
+    def _is_shard(self, id: str) -> bool:
+        return id in self._draft.state.shards or (SHARD, id) in self._draft.changes
+
+    def _overlapping(self, location: str) -> str | None:
+        return self._draft.state.taken.overlapping(location) or self._new_locations.overlapping(location)
+
+
+def _distinct(descriptions: Iterable[Description]) -> dict[str, Description]:
+    distinct: dict[str, Description] = {}
+    for description in descriptions:
+        if distinct.setdefault(description.id, description) != description:
+            raise _reused(description.id, "is there twice in this command, with different descriptions")
+    return distinct
+
+
+def _reused(id: str, why: str) -> Refused:
+    return Refused(Code.COLLECTION_ID_REUSED, f"The id {id!r} {why}.")
+
+
+def _in_order(new: Mapping[str, Description], dependencies: Mapping[str, tuple[str, ...]]) -> Iterable[str]:
+    """Dependencies first; of those that could come next, tables, then the rest, then sinks, each by id."""
+    dependents: dict[str, list[str]] = {id: [] for id in new}
+    missing: dict[str, int] = {}
+    for id, ids in dependencies.items():
+        inside = [dependency for dependency in ids if dependency in new]
+        missing[id] = len(inside)
+        for dependency in inside:
+            dependents[dependency].append(id)
+    ready = [(_place(new[id]), id) for id, number in missing.items() if number == 0]
+    heapify(ready)
+    done = 0
+    while ready:
+        _, id = heappop(ready)
+        done += 1
+        yield id
+        for dependent in dependents[id]:
+            missing[dependent] -= 1
+            if missing[dependent] == 0:
+                heappush(ready, (_place(new[dependent]), dependent))
+    if done < len(new):
+        cycle = sorted(id for id, number in missing.items() if number > 0)
+        raise invalid(f"These collections depend on themselves, or on others that do: {', '.join(cycle[:10])}.")
+
+
+def _place(description: Description) -> int:
+    match description.data_source:
+        case Table():
+            return 0
+        case Sink():
+            return 2
+        case _:
+            return 1

@@ -1,0 +1,148 @@
+"""The durable state, one immutable record per thing: what the journal stores and folding rebuilds the state from."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+
+from app.core.descriptions import Description
+from app.core.duration import Duration, parse_duration
+from app.core.frontier import EMPTY, ZERO, Frontier, frontier_of, value_of
+from app.core.policy import Policy
+
+CONTROLLERS_HOLDER: Final = "holdfast"
+
+
+class Collection(msgspec.Struct, frozen=True):
+    """A collection that is live, or dropped but still held."""
+
+    id: str
+    description: Description
+    time_dependence: str | None
+    primary: str | None
+    dependencies: tuple[str, ...]
+    shard: str
+    schema: str | None
+    schema_version: int
+    policy: Policy
+    upper: Frontier
+    implied: Frontier
+    since: Frontier
+    dropped: bool = False
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """A read hold: one count at `since` in its collection's capabilities."""
+
+    id: str
+    collection: str
+    holder: str
+    purpose: str | None
+    since: Frontier
+    acquired_at: int
+    lease_ms: int | None = None
+    lease_expires_at: int | None = None
+    pin_files: bool = False
+    pinned_version: int | None = None
+
+    @property
+    def is_controllers(self) -> bool:
+        """Made by the controller itself (an undrop window): no client command can touch it, no restart prolongs it."""
+        return self.id.startswith("/")
+
+
+ShardState = Literal["live", "dropped", "finalizing", "finalized"]
+
+
+class Shard(msgspec.Struct, frozen=True):
+    """A Delta table that holds, or held, the data of collections. Never forgotten: no location is used twice."""
+
+    id: str
+    location: str
+    format: str
+    owner: str
+    since: Frontier = ZERO
+    upper: Frontier = ZERO
+    log_version: int | None = None  # None: never seen on disk
+    epoch: int = 0
+    state: ShardState = "live"
+    dropped_at: int | None = None
+    finalized_at: int | None = None
+    attempts: int = 0
+    last_error: str | None = None
+
+
+class Tombstone(msgspec.Struct, frozen=True):
+    """Remains of a dropped collection: its id is not used again before this is purged."""
+
+    shard: str
+
+
+class Departed(msgspec.Struct, frozen=True):
+    """Why a hold is gone, for those who still ask for it."""
+
+    reason: Literal["lease expired", "released"]
+    at: int
+
+
+class Parameter(msgspec.Struct, frozen=True):
+    """The value of a run-time parameter that was set."""
+
+    value: bool | int | None
+
+
+# One image per entity and key; None says that the thing is gone.
+Key = tuple[str, str]
+Image = Collection | Hold | Shard | Tombstone | Departed | Parameter
+Changes = dict[Key, Image | None]
+
+COLLECTION: Final = "collection"
+HOLD: Final = "hold"
+SHARD: Final = "shard"
+TOMBSTONE: Final = "tombstone"
+DEPARTED: Final = "departed"
+PARAMETER: Final = "parameter"
+
+TYPES: Final[dict[str, Any]] = {
+    COLLECTION: Collection,
+    HOLD: Hold,
+    SHARD: Shard,
+    TOMBSTONE: Tombstone,
+    DEPARTED: Departed,
+    PARAMETER: Parameter,
+}
+
+
+def encode_custom(value: Any) -> Any:
+    """Frontiers and durations as JSON has them: a number, null for `[]`."""
+    if isinstance(value, Frontier):
+        return value_of(value)
+    if isinstance(value, Duration):
+        return int(value)
+    raise NotImplementedError(f"Objects of type {type(value).__name__} have no JSON form")
+
+
+def decode_custom(wanted: type, value: Any) -> Any:
+    """The inverse, strict: only what `encode_custom` or a client may have written."""
+    if wanted is Frontier:
+        if value is not None and (type(value) is not int or not 0 <= value < EMPTY):
+            raise ValueError(f"Expected a frontier (a time, or null), got {value!r:.40}")
+        return frontier_of(value)
+    if wanted is Duration:
+        return parse_duration(value)
+    raise NotImplementedError(f"Objects of type {wanted.__name__} have no JSON form")
+
+
+_encoder: Final = msgspec.json.Encoder(enc_hook=encode_custom)
+_decoders: Final = {
+    entity: msgspec.json.Decoder(image_type, dec_hook=decode_custom) for entity, image_type in TYPES.items()
+}
+
+
+def encode_image(image: Image) -> bytes:
+    return _encoder.encode(image)
+
+
+def decode_image(entity: str, value: bytes) -> Image:
+    return _decoders[entity].decode(value)  # type: ignore[no-any-return]  # TYPES says it, mypy cannot see it

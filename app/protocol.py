@@ -1,0 +1,277 @@
+"""The messages on Kafka: commands in, replies out.
+
+Decoding is strict, and an error names the place and the reason. The JSON Schema in docs/ is generated from here.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from app.core.descriptions import ID_PATTERN, CollectionId, Description, Name
+from app.core.duration import PATTERN as DURATION_PATTERN
+from app.core.duration import Duration
+from app.core.errors import Code, Refused
+from app.core.frontier import MAX_TIME_GIVEN, value_of
+from app.core.images import Hold, decode_custom
+from app.core.policy import SettablePolicy, Time
+
+MAX_MESSAGE_BYTES: Final = 1024 * 1024
+MAX_IDS: Final = 10_000
+
+# No `/`: hold ids are made of a command's id, a slash and the rest. See ID_PATTERN for the end of the pattern.
+_COMMAND_ID_PATTERN: Final = r"^[^/]{1,128}(?![\s\S])"
+CommandId = Annotated[str, msgspec.Meta(pattern=_COMMAND_ID_PATTERN)]
+Purpose = Annotated[str, msgspec.Meta(max_length=1024)]
+_PATTERNS_IN_WORDS: Final = {
+    ID_PATTERN: "Expected the id of a collection: 1 to 128 of the characters A-Z a-z 0-9 _ . : -",
+    _COMMAND_ID_PATTERN: "Expected the id of a command: 1 to 128 characters, none of them `/`",
+}
+_is_command_id: Final = re.compile(_COMMAND_ID_PATTERN).search
+
+
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Something inside a message."""
+
+
+class _Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", kw_only=True):
+    id: CommandId
+    issued_at: Time | None = None
+
+
+class CreateCollections(_Command, frozen=True, tag="create_collections", kw_only=True):
+    collections: list[Description]
+    register_ts: Time | None = None
+
+
+class AlterTableDesc(_Command, frozen=True, tag="alter_table_desc", kw_only=True):
+    existing: CollectionId
+    new: CollectionId
+    schema: str
+    expected_version: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+class DropCollections(_Command, frozen=True, tag="drop_collections", kw_only=True):
+    collections: list[CollectionId]
+
+
+class UndropCollections(_Command, frozen=True, tag="undrop_collections", kw_only=True):
+    collections: list[CollectionId]
+
+
+class CollectionPolicy(_Part, frozen=True):
+    collection: CollectionId
+    policy: SettablePolicy
+
+
+class SetReadPolicies(_Command, frozen=True, tag="set_read_policies", kw_only=True):
+    policies: list[CollectionPolicy]
+
+
+class AcquireReadHolds(_Command, frozen=True, tag="acquire_read_holds", kw_only=True):
+    collections: list[CollectionId]
+    holder: Name
+    at: Time | None = None
+    purpose: Purpose | None = None
+    lease: Duration | None = None
+    pin_files: bool = False
+
+
+class HoldMove(_Part, frozen=True):
+    hold: str
+    to: Time | None
+
+
+class DowngradeReadHolds(_Command, frozen=True, tag="downgrade_read_holds", kw_only=True):
+    holds: list[HoldMove]
+
+
+class ReleaseReadHolds(_Command, frozen=True, tag="release_read_holds", kw_only=True):
+    holds: list[str]
+
+
+class CloneReadHolds(_Command, frozen=True, tag="clone_read_holds", kw_only=True):
+    holds: list[str]
+
+
+class MergeReadHolds(_Command, frozen=True, tag="merge_read_holds", kw_only=True):
+    holds: list[str]
+
+
+class RenewReadHolds(_Command, frozen=True, tag="renew_read_holds", kw_only=True):
+    holds: list[str]
+    lease: Duration | None = None
+
+
+class UpdateParameters(_Command, frozen=True, tag="update_parameters", kw_only=True):
+    parameters: dict[str, Any]
+
+
+class Reconcile(_Command, frozen=True, tag="reconcile", kw_only=True):
+    collections: list[CollectionId]
+
+
+Command = (
+    CreateCollections
+    | AlterTableDesc
+    | DropCollections
+    | UndropCollections
+    | SetReadPolicies
+    | AcquireReadHolds
+    | DowngradeReadHolds
+    | ReleaseReadHolds
+    | CloneReadHolds
+    | MergeReadHolds
+    | RenewReadHolds
+    | UpdateParameters
+    | Reconcile
+)
+COMMAND_TYPES: Final[dict[str, type[Command]]] = {
+    str(command.__struct_config__.tag): command for command in Command.__args__
+}
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """What was wrong. The message says what happened and what to do; the rest is for programs."""
+
+    code: str
+    message: str
+    path: str | UnsetType = UNSET
+    earliest: dict[str, int] | UnsetType = UNSET
+    actual: int | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """The answer to one command. `id` and `type` are left out if they could not be read."""
+
+    id: str | UnsetType
+    type: str | UnsetType
+    status: str
+    result: dict[str, Any] | UnsetType = UNSET
+    error: ErrorBody | UnsetType = UNSET
+    seq: int | UnsetType = UNSET
+    epoch: int | UnsetType = UNSET
+
+
+class Decoded(msgspec.Struct, frozen=True):
+    """A record as far as it could be read: a command, or why it is none."""
+
+    id: str | None
+    type: str | None
+    issued_at: int | None = None
+    command: Command | None = None
+    refusal: Refused | None = None
+
+
+_decode_command: Final = msgspec.json.Decoder(Command, dec_hook=decode_custom).decode
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def decode(raw: bytes) -> Decoded:
+    """Reads a record. Never raises: what cannot be read is a refusal like any other."""
+    if len(raw) <= MAX_MESSAGE_BYTES:
+        try:
+            command = _decode_command(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            return _explain(raw, error)
+        type_ = str(command.__struct_config__.tag)
+        if (number := _number_of_ids(command)) > MAX_IDS:
+            refusal = Refused(Code.TOO_LARGE, f"The command names {number} things; the limit is {MAX_IDS}.")
+            return Decoded(command.id, type_, command.issued_at, refusal=refusal)
+        return Decoded(command.id, type_, command.issued_at, command)
+    return _explain(raw, None)
+
+
+def _explain(raw: bytes, error: Exception | None) -> Decoded:
+    """Why a record is no command, with its id and type if it has any. Slow, and only for what is wrong."""
+    try:
+        message = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as reason:
+        return Decoded(None, None, refusal=Refused(Code.MALFORMED, f"This is not a JSON object: {reason}."))
+    if not isinstance(message, dict):
+        return Decoded(None, None, refusal=Refused(Code.MALFORMED, "This is JSON, but not an object."))
+    id_, type_ = message.get("id"), message.get("type")
+    id_ = id_ if isinstance(id_, str) and _is_command_id(id_) else None
+    if error is None:
+        text = f"The message has {len(raw)} bytes; the limit is {MAX_MESSAGE_BYTES}."
+        refusal = Refused(Code.TOO_LARGE, text)
+    elif isinstance(type_, str) and type_ not in COMMAND_TYPES:
+        known = ", ".join(COMMAND_TYPES)
+        refusal = Refused(Code.UNKNOWN_COMMAND, f"There is no command {type_!r:.100}; there are: {known}.")
+    else:
+        refusal = shape_error(error)
+    type_ = type_ if isinstance(type_, str) and len(type_) <= 128 else None
+    issued_at = message.get("issued_at")
+    return Decoded(id_, type_, issued_at if type(issued_at) is int else None, refusal=refusal)
+
+
+def shape_error(error: Exception) -> Refused:
+    """What msgspec says of a message that has the wrong shape, as a refusal with a path."""
+    reason, _, path = str(error).partition(" - at `")
+    if "matching regex" in reason:
+        reason = next(text for pattern, text in _PATTERNS_IN_WORDS.items() if repr(pattern) in reason)
+    return Refused(Code.INVALID_ARGUMENT, f"{reason}.", path=path.rstrip("`") or "$")
+
+
+def _number_of_ids(command: Command) -> int:
+    match command:
+        case (
+            AcquireReadHolds(collections=things)
+            | CreateCollections(collections=things)
+            | DropCollections(collections=things)
+            | UndropCollections(collections=things)
+            | Reconcile(collections=things)
+            | SetReadPolicies(policies=things)
+            | DowngradeReadHolds(holds=things)
+            | ReleaseReadHolds(holds=things)
+            | CloneReadHolds(holds=things)
+            | MergeReadHolds(holds=things)
+            | RenewReadHolds(holds=things)
+        ):
+            return len(things)
+        case AlterTableDesc() | UpdateParameters():
+            return 1
+
+
+def error_body(refusal: Refused) -> ErrorBody:
+    return ErrorBody(code=refusal.code.value, message=refusal.message, **refusal.details)
+
+
+def holds_result(holds: list[Hold]) -> dict[str, Any]:
+    """The holds a command concerned, as they now are."""
+    return {
+        "holds": [{"hold": hold.id, "collection": hold.collection, "since": value_of(hold.since)} for hold in holds]
+    }
+
+
+def encode_reply(reply: Reply) -> bytes:
+    return _encode(reply)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of every command."""
+
+    def describe(custom: type) -> dict[str, Any]:
+        if custom is Duration:
+            return {
+                "description": "A duration: milliseconds, or a number with a unit.",
+                "anyOf": [
+                    {"type": "integer", "minimum": 0, "maximum": MAX_TIME_GIVEN},
+                    {"type": "string", "pattern": DURATION_PATTERN},
+                ],
+            }
+        raise NotImplementedError
+
+    (schema,), components = msgspec.json.schema_components(
+        [Command], schema_hook=describe, ref_template="#/$defs/{name}"
+    )
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Holdfast commands",
+        **schema,
+        "$defs": components,
+    }
