@@ -87,12 +87,12 @@ class CommandProcessor:
             image = CommandImage(decoded.id, decoded.type, first.reply, now)
             return Outcome(image, {}, first)
         changes: Changes = {}
+        id_, type_ = decoded.id or UNSET, decoded.type or UNSET
         try:
             result, changes = self._result(decoded, first, timestamp=timestamp, now=now)
-            reply = Reply(decoded.id or UNSET, decoded.type or UNSET, "ok", result=result)
+            reply = Reply(id=id_, type=type_, status="ok", result=result)
         except Refused as refusal:
-            error = protocol.error_body(refusal)
-            reply = Reply(decoded.id or UNSET, decoded.type or UNSET, "error", error=error)
+            reply = Reply(id=id_, type=type_, status="error", error=protocol.error_body(refusal))
         if decoded.id is None or first is not None:
             malformed = decoded.refusal is not None and decoded.refusal.code is Code.MALFORMED
             text = base64.b64encode(raw).decode() if malformed else None
@@ -128,7 +128,7 @@ class CommandProcessor:
         except BrokenInvariant as error:
             self.internal_errors += 1
             log.exception("command refused, it would break an invariant id=%s type=%s", decoded.id, decoded.type)
-            raise Refused(Code.INTERNAL, f"This is a defect of Holdfast; nothing was changed. {error}") from error
+            raise protocol.internal_error(error) from error
 
     def _remember(self, id: str, recorded: Recorded) -> None:
         self._recorded.pop(id, None)

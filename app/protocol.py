@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from app.core.descriptions import ID_PATTERN, CollectionId, Description, Name
 from app.core.duration import PATTERN as DURATION_PATTERN
 from app.core.duration import Duration
-from app.core.errors import Code, Refused
+from app.core.errors import BrokenInvariant, Code, Refused
 from app.core.frontier import MAX_TIME_GIVEN, value_of
 from app.core.images import Hold, decode_custom
 from app.core.policy import SettablePolicy, Time
@@ -145,11 +145,11 @@ class ErrorBody(msgspec.Struct, frozen=True):
     reason: str | UnsetType = UNSET
 
 
-class Reply(msgspec.Struct, frozen=True):
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to one command. `id` and `type` are left out if they could not be read."""
 
-    id: str | UnsetType
-    type: str | UnsetType
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
     status: str
     result: dict[str, Any] | UnsetType = UNSET
     error: ErrorBody | UnsetType = UNSET
@@ -235,6 +235,10 @@ def _number_of_ids(command: Command) -> int:
             return len(things)
         case AlterTableDesc() | UpdateParameters():
             return 1
+
+
+def internal_error(error: BrokenInvariant) -> Refused:
+    return Refused(Code.INTERNAL, f"This is a defect of Holdfast; nothing was changed. {error}")
 
 
 def error_body(refusal: Refused) -> ErrorBody:

@@ -13,7 +13,7 @@ import msgspec
 from app import protocol
 from app.commands import CommandImage, CommandProcessor
 from app.core.descriptions import CollectionId
-from app.core.errors import Refused, collection_missing
+from app.core.errors import BrokenInvariant, Refused, collection_missing
 from app.core.frontier import frontier_of, value_of
 from app.core.images import (
     Changes,
@@ -78,7 +78,7 @@ class _Header(msgspec.Struct):
 
 
 _header: Final = msgspec.json.Decoder(_Header).decode
-_control: Final = msgspec.json.Decoder(Control).decode
+_control: Final[msgspec.json.Decoder[Control]] = msgspec.json.Decoder(Control)
 _json: Final = msgspec.json.Encoder(enc_hook=encode_custom).encode
 _command_image: Final = msgspec.json.Decoder(CommandImage, dec_hook=decode_custom).decode
 
@@ -88,6 +88,13 @@ def _type_of(raw: bytes) -> str | None:
         return _header(raw).type
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
+
+
+def _decode_control(raw: bytes) -> Control:
+    try:
+        return _control.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise protocol.shape_error(error) from None
 
 
 class _Stored(msgspec.Struct, frozen=True):
@@ -137,9 +144,9 @@ class Simulator:
         if kind not in _CONTROL_TYPES:
             return self._command(raw)
         try:
-            return _json({"type": kind, "status": "ok", **self._do(_control(raw))})
-        except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            refusal = protocol.shape_error(error)
+            return _json({"type": kind, "status": "ok", **self._do(_decode_control(raw))})
+        except BrokenInvariant as error:
+            refusal = protocol.internal_error(error)
         except Refused as error:
             refusal = error
         return _json({"type": kind, "status": "error", "error": protocol.error_body(refusal)})

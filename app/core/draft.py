@@ -107,9 +107,9 @@ class Draft:
 
     def finish(self) -> None:
         """Works out what the counts do to the frontiers. Everything that can go wrong goes wrong before or here."""
-        self._ignore_the_absent()
-        if not self.batch:
+        if not self.batch or self._moves_nothing():
             return
+        self._ignore_the_absent()
         moved = plan(
             self.batch,
             capabilities=self._state.capabilities,
@@ -125,6 +125,14 @@ class Draft:
         self._state.ranks.update(self.ranks)
         self._state.install(self.changes, self.batch)
         return self.changes
+
+    def _moves_nothing(self) -> bool:
+        """Whether the batch concerns one collection and leaves its frontier: most hold commands are like that."""
+        if len(self.batch) != 1:
+            return False
+        ((id, deltas),) = self.batch.items()
+        collection = self._state.collections.get(id)
+        return collection is not None and self._state.capabilities[id].least_after(deltas) == collection.since
 
     def _ignore_the_absent(self) -> None:
         """What someone gives back to a collection that is gone needs no counting; taking from it is our mistake."""

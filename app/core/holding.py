@@ -32,10 +32,10 @@ def acquire(
         raise invalid("`pin_files` needs a `lease`, so that files cannot be pinned for ever.", path="$.pin_files")
     wanted = [draft.live(id) for id in dict.fromkeys(collections)]
     ids = [_new_id(draft, command_id, collection.id) for collection in wanted]
-    if at is not None and any(at < collection.since for collection in wanted):
+    if at is not None and (gone := [collection for collection in wanted if at < collection.since]):
         raise Refused(
             Code.SINCE_VIOLATION,
-            f"Not all of these collections can be read at {int(at)} any more.",
+            f"{gone[0].id!r} can only be read from {int(gone[0].since)} on, not at {int(at)}.",
             earliest={collection.id: int(collection.since) for collection in wanted},
         )
     expires_at = None if lease_ms is None else draft.now + lease_ms
@@ -60,7 +60,7 @@ def acquire(
 
 def downgrade(draft: Draft, moves: Sequence[tuple[str, Frontier]]) -> list[Hold]:
     holds = [_held(draft, id) for id, _ in moves]
-    if len({hold.id for hold in holds}) < len(holds):
+    if len(holds) > 1 and len({hold.id for hold in holds}) < len(holds):
         raise invalid("A hold can be downgraded only once in a command.")
     for hold, (_, to) in zip(holds, moves, strict=True):
         if to < hold.since:

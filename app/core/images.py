@@ -1,5 +1,7 @@
 """The durable state, one immutable record per thing: what the journal stores and folding rebuilds the state from."""
 
+# gc=False: none of these can be part of a cycle, and there may be hundreds of thousands for the collector to visit.
+
 from __future__ import annotations
 
 from typing import Any, Final, Literal
@@ -14,7 +16,7 @@ from app.core.policy import Policy
 CONTROLLERS_HOLDER: Final = "holdfast"
 
 
-class Collection(msgspec.Struct, frozen=True):
+class Collection(msgspec.Struct, frozen=True, gc=False):
     """A collection that is live, or dropped but still held."""
 
     id: str
@@ -32,7 +34,7 @@ class Collection(msgspec.Struct, frozen=True):
     dropped: bool = False
 
 
-class Hold(msgspec.Struct, frozen=True):
+class Hold(msgspec.Struct, frozen=True, gc=False):
     """A read hold: one count at `since` in its collection's capabilities."""
 
     id: str
@@ -55,7 +57,7 @@ class Hold(msgspec.Struct, frozen=True):
 ShardState = Literal["live", "dropped", "finalizing", "finalized"]
 
 
-class Shard(msgspec.Struct, frozen=True):
+class Shard(msgspec.Struct, frozen=True, gc=False):
     """A Delta table that holds, or held, the data of collections. Never forgotten: no location is used twice."""
 
     id: str
@@ -73,20 +75,20 @@ class Shard(msgspec.Struct, frozen=True):
     last_error: str | None = None
 
 
-class Tombstone(msgspec.Struct, frozen=True):
+class Tombstone(msgspec.Struct, frozen=True, gc=False):
     """Remains of a dropped collection: its id is not used again before this is purged."""
 
     shard: str
 
 
-class Departed(msgspec.Struct, frozen=True):
+class Departed(msgspec.Struct, frozen=True, gc=False):
     """Why a hold is gone, for those who still ask for it."""
 
     reason: Literal["lease expired", "released"]
     at: int
 
 
-class Parameter(msgspec.Struct, frozen=True):
+class Parameter(msgspec.Struct, frozen=True, gc=False):
     """The value of a run-time parameter that was set."""
 
     value: bool | int | None

@@ -21,7 +21,7 @@ def normalise(location: str) -> str:
     scheme, rest = (match[1].lower(), match[2]) if match else ("file", location)
     scheme = _SAME_STORE.get(scheme, scheme)
     if scheme == "file":
-        if rest.startswith("//") and not rest.startswith("///"):
+        if match and rest.startswith("//") and not rest.startswith("///"):
             raise invalid(f"Location {location!r} names a host; a local path is wanted.")
         if not rest.startswith("/"):
             raise invalid(f"Location {location!r} is not an absolute path or URI.")

@@ -19,7 +19,6 @@ from app.core.images import (
     PARAMETER,
     SHARD,
     TOMBSTONE,
-    Changes,
     Collection,
     Departed,
     Hold,
@@ -72,7 +71,13 @@ class State:
     def fold(cls, images: Iterable[tuple[Key, Image]]) -> State:
         """The state that a journal's images describe, exactly; Corrupt if they break a rule."""
         state = cls()
-        state.install(dict(images), {})
+        by_key = dict(images)
+        for (entity, key), image in by_key.items():
+            if entity not in state._installers:
+                raise Corrupt(f"There is no entity {entity!r}.")
+            if isinstance(image, Collection | Tombstone) and (SHARD, image.shard) not in by_key:
+                raise Corrupt(f"The shard of {entity} {key!r} is missing.")
+        state.install(by_key, {})
         state._fold_ranks()
         state._fold_capabilities()
         return state
@@ -89,15 +94,20 @@ class State:
         ]
         return {(entity, key): image for entity, things in parts for key, image in things.items()}
 
-    def install(self, changes: Changes, batch: Mapping[str, Deltas]) -> None:
+    def install(self, changes: Mapping[Key, Image | None], batch: Mapping[str, Deltas]) -> None:
         """Makes a finished step true. Nothing here can refuse."""
-        touched_shards = {self._installers[entity](key, image) for (entity, key), image in changes.items()}
+        touched_shards = []
+        for (entity, key), image in changes.items():
+            shard = self._installers[entity](key, image)
+            if shard is not None:
+                touched_shards.append(shard)
         for collection, deltas in batch.items():
             if collection in self.collections:
-                self.capabilities.setdefault(collection, Capabilities()).apply(deltas)
-        for shard in touched_shards:
-            if shard is not None:
-                self._refresh_shard(self.shards[shard])
+                if collection not in self.capabilities:
+                    self.capabilities[collection] = Capabilities()
+                self.capabilities[collection].apply(deltas)
+        for shard in dict.fromkeys(touched_shards):
+            self._refresh_shard(self.shards[shard])
 
     def wanted_since(self, shard: Shard) -> Frontier:
         """What the owner's read frontier allows the shard's since to be."""
