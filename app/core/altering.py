@@ -26,7 +26,7 @@ def alter_table(draft: Draft, *, existing_id: str, new_id: str, schema: str, exp
             f"The schema of {existing_id!r} has version {existing.schema_version}, not {expected_version}.",
             actual=existing.schema_version,
         )
-    check_evolution(parse_schema(existing.schema), parse_schema(schema))
+    check_evolution(parse_schema(existing.description.schema), parse_schema(schema))
     _take_over(draft, existing, source, new_id, schema)
 
 
@@ -39,7 +39,6 @@ def _take_over(draft: Draft, existing: Collection, source: Table, new_id: str, s
         primary=None,
         dependencies=existing.dependencies,  # its `txns`, if any: a table has no other without a primary
         shard=existing.shard,
-        schema=schema,
         schema_version=existing.schema_version + 1,
         policy=NoPolicy(existing.since),
         upper=existing.upper,

@@ -128,7 +128,6 @@ class Registrar:
                 primary=description.primary,
                 dependencies=dependencies,
                 shard=shard.id,
-                schema=description.schema,
                 schema_version=0,
                 policy=NoPolicy(since),
                 upper=upper,

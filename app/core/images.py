@@ -25,7 +25,6 @@ class Collection(msgspec.Struct, frozen=True, gc=False):
     primary: str | None
     dependencies: tuple[str, ...]
     shard: str
-    schema: str | None
     schema_version: int
     policy: Policy
     upper: Frontier
