@@ -87,7 +87,8 @@ class CommandProcessor:
             image = CommandImage(decoded.id, decoded.type, first.reply, now)
             return Outcome(image, {}, first)
         changes: Changes = {}
-        id_, type_ = decoded.id or UNSET, decoded.type or UNSET
+        id_ = UNSET if decoded.id is None else decoded.id
+        type_ = UNSET if decoded.type is None else decoded.type
         try:
             result, changes = self._result(decoded, first, timestamp=timestamp, now=now)
             reply = Reply(id=id_, type=type_, status="ok", result=result)
@@ -115,13 +116,13 @@ class CommandProcessor:
             text = "Another command was sent under this id; every command needs an id of its own."
             raise Refused(Code.INVALID_ARGUMENT, text, path="$.id")
         refusal = decoded.refusal
-        if refusal is not None and refusal.code in (Code.MALFORMED, Code.TOO_LARGE):
+        if refusal is not None and decoded.command is None and refusal.code in (Code.MALFORMED, Code.TOO_LARGE):
             raise refusal
         age_ms = now - (timestamp if decoded.issued_at is None else min(timestamp, decoded.issued_at))
         most = self._machine.state.parameters.max_command_age
         if age_ms > most:
             raise Refused(Code.STALE_COMMAND, f"The command is {age_ms} ms old; `max_command_age` is {most} ms.")
-        if decoded.command is None:
+        if refusal is not None or decoded.command is None:
             raise refusal or AssertionError("a record is a command, or refused")
         try:
             return execute(self._machine, decoded.command, now)

@@ -6,18 +6,28 @@ Decoding is strict, and an error names the place and the reason. The JSON Schema
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, get_args, get_type_hints
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from app.core.descriptions import ID_PATTERN, CollectionId, Description, Name
+from app.core.descriptions import (
+    ID_PATTERN,
+    CollectionId,
+    DataSource,
+    Description,
+    Ingestion,
+    IngestionExport,
+    Name,
+    Other,
+    ShardDescription,
+)
 from app.core.duration import PATTERN as DURATION_PATTERN
 from app.core.duration import Duration
 from app.core.errors import BrokenInvariant, Code, Refused
 from app.core.frontier import MAX_TIME_GIVEN, value_of
 from app.core.images import Hold, decode_custom
-from app.core.policy import SettablePolicy, Time
+from app.core.policy import SettablePolicy, Time, number_of_policies
 
 MAX_MESSAGE_BYTES: Final = 1024 * 1024
 MAX_IDS: Final = 10_000
@@ -27,7 +37,7 @@ _COMMAND_ID_PATTERN: Final = r"^[^/]{1,128}(?![\s\S])"
 CommandId = Annotated[str, msgspec.Meta(pattern=_COMMAND_ID_PATTERN)]
 Purpose = Annotated[str, msgspec.Meta(max_length=1024)]
 _PATTERNS_IN_WORDS: Final = {
-    ID_PATTERN: "Expected the id of a collection: 1 to 128 of the characters A-Z a-z 0-9 _ . : -",
+    ID_PATTERN: "Expected the id of a collection: 1 to 128 of the characters A-Z, a-z, 0-9, `_`, `.`, `:` and `-`",
     _COMMAND_ID_PATTERN: "Expected the id of a command: 1 to 128 characters, none of them `/`",
 }
 _is_command_id: Final = re.compile(_COMMAND_ID_PATTERN).search
@@ -158,7 +168,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decoded(msgspec.Struct, frozen=True):
-    """A record as far as it could be read: a command, or why it is none."""
+    """A record as far as it could be read: a command, or a refusal. One with too long a list is both."""
 
     id: str | None
     type: str | None
@@ -179,10 +189,10 @@ def decode(raw: bytes) -> Decoded:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return _explain(raw, error)
         type_ = str(command.__struct_config__.tag)
-        if (number := _number_of_ids(command)) > MAX_IDS:
-            refusal = Refused(Code.TOO_LARGE, f"The command names {number} things; the limit is {MAX_IDS}.")
-            return Decoded(command.id, type_, command.issued_at, refusal=refusal)
-        return Decoded(command.id, type_, command.issued_at, command)
+        refusal = None
+        if (number := _longest_list(command)) > MAX_IDS:
+            refusal = Refused(Code.TOO_LARGE, f"A list in the command has {number} elements; the limit is {MAX_IDS}.")
+        return Decoded(command.id, type_, command.issued_at, command, refusal)
     return _explain(raw, None)
 
 
@@ -191,7 +201,7 @@ def _explain(raw: bytes, error: Exception | None) -> Decoded:
     try:
         message = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as reason:
-        return Decoded(None, None, refusal=Refused(Code.MALFORMED, f"This is not a JSON object: {reason}."))
+        return Decoded(None, None, refusal=Refused(Code.MALFORMED, f"This is not one JSON object ({reason})."))
     if not isinstance(message, dict):
         return Decoded(None, None, refusal=Refused(Code.MALFORMED, "This is JSON, but not an object."))
     id_, type_ = message.get("id"), message.get("type")
@@ -212,20 +222,37 @@ def _explain(raw: bytes, error: Exception | None) -> Decoded:
 def shape_error(error: Exception) -> Refused:
     """What msgspec says of a message that has the wrong shape, as a refusal with a path."""
     reason, _, path = str(error).partition(" - at `")
-    if "matching regex" in reason:
+    field = path.rstrip("`").rpartition(".")[2]
+    if reason.startswith("Invalid") and (allowed := _allowed(field, path)):
+        reason = f"{reason.replace(' enum ', ' ')}; there are: {', '.join(allowed)}"
+    elif field == "frontier" and "got `null`" in reason:
+        reason = f"{reason}; only a drop gives a collection up"
+    elif "matching regex" in reason:
         reason = next(text for pattern, text in _PATTERNS_IN_WORDS.items() if repr(pattern) in reason)
     return Refused(Code.INVALID_ARGUMENT, f"{reason}.", path=path.rstrip("`") or "$")
 
 
-def _number_of_ids(command: Command) -> int:
+def _allowed(field: str, path: str) -> list[str]:
+    """The values that a field may have, if these are a few names."""
+    if field == "kind":
+        sources: Any = DataSource if "data_source" in path else SettablePolicy
+        return [str(each.__struct_config__.tag) for each in sources.__args__]
+    choices = {"connection": Ingestion, "envelope": IngestionExport, "format": ShardDescription}
+    return list(get_args(get_type_hints(choices[field])[field])) if field in choices else []
+
+
+def _longest_list(command: Command) -> int:
     match command:
+        case CreateCollections(collections=things):
+            inputs = [len(each.data_source.inputs) for each in things if isinstance(each.data_source, Other)]
+            return max(len(things), *inputs, 0)
+        case SetReadPolicies(policies=things):
+            return len(things) + sum(number_of_policies(each.policy) - 1 for each in things)
         case (
             AcquireReadHolds(collections=things)
-            | CreateCollections(collections=things)
             | DropCollections(collections=things)
             | UndropCollections(collections=things)
             | Reconcile(collections=things)
-            | SetReadPolicies(policies=things)
             | DowngradeReadHolds(holds=things)
             | ReleaseReadHolds(holds=things)
             | CloneReadHolds(holds=things)

@@ -15,8 +15,10 @@ from app.core.schema import check_evolution, parse_schema
 def alter_table(draft: Draft, *, existing_id: str, new_id: str, schema: str, expected_version: int) -> None:
     existing = draft.live(existing_id)
     source = existing.description.data_source
-    if not isinstance(source, Table) or existing.primary is not None:
-        raise invalid(f"Only a table without a primary can be altered; {existing_id!r} is none.")
+    if not isinstance(source, Table):
+        raise invalid(f"Only a table can be altered; {existing_id!r} is none.")
+    if existing.primary is not None:
+        raise invalid(f"{existing_id!r} shares the shard of {existing.primary!r}; alter that one.")
     if draft.collection(new_id) is not None or new_id in draft.state.tombstones:
         raise Refused(Code.COLLECTION_ID_REUSED, f"The id {new_id!r} is in use, or its tombstone is not purged yet.")
     # A table without a primary owns its shard, so its version is the shard's.

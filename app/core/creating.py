@@ -59,7 +59,12 @@ class Registrar:
         for description in self._new.values():
             parse_schema(description.schema)
         dependencies = {id: self._dependencies(description) for id, description in self._new.items()}
-        for id in _in_order(self._new, dependencies):
+        for id, description in self._new.items():
+            self._check_timelines(description, dependencies[id])
+        order = list(_in_order(self._new, dependencies))
+        for id in order:
+            self._rank(self._new[id], dependencies[id])
+        for id in order:
             self._register(self._new[id], dependencies[id], register_ts)
 
     def _exists(self, description: Description) -> bool:
@@ -75,44 +80,48 @@ class Registrar:
         return True
 
     def _dependencies(self, description: Description) -> tuple[str, ...]:
-        """What a new collection depends on, after a look that all of it is live and on the same timeline."""
+        """What a new collection depends on, all of it live or in the same command."""
         ids = set(source_dependencies(description.id, description.data_source, self._ingestion_of(description)))
         if description.primary is not None:
             ids.add(description.primary)
         for id in sorted(ids):
-            dependency = self._live_or_new(id, description)
-            if dependency.timeline != description.timeline:
+            self._live_or_new(id, f"{description.id!r} depends on {id!r}")
+        return tuple(sorted(ids))
+
+    def _check_timelines(self, description: Description, dependencies: Iterable[str]) -> None:
+        for id in dependencies:
+            timeline = self._live_or_new(id, description.id).timeline
+            if timeline != description.timeline:
                 raise invalid(
                     f"{description.id!r} is on the timeline {description.timeline!r}, "
-                    f"but its dependency {id!r} is on {dependency.timeline!r}."
+                    f"but its dependency {id!r} is on {timeline!r}."
                 )
-        return tuple(sorted(ids))
+
+    def _rank(self, description: Description, dependencies: tuple[str, ...]) -> None:
+        rank = rank_of(dependencies, description.primary, ChainMap(self._draft.ranks, self._draft.state.ranks))
+        if rank[0] > MAX_LEVELS:
+            raise invalid(f"{description.id!r} would be on level {rank[0]} of dependencies; the limit is {MAX_LEVELS}.")
+        self._draft.ranks[description.id] = rank
 
     def _ingestion_of(self, description: Description) -> Ingestion | None:
         if not isinstance(description.data_source, IngestionExport):
             return None
         id = description.data_source.ingestion
-        source = self._live_or_new(id, description).data_source
+        source = self._live_or_new(id, f"{description.id!r} is to be an export of {id!r}").data_source
         if not isinstance(source, Ingestion):
             raise invalid(f"{description.id!r} is to be an export of {id!r}, which is no ingestion.")
         return source
 
-    def _live_or_new(self, id: str, dependent: Description) -> Description:
+    def _live_or_new(self, id: str, why: str) -> Description:
         if id in self._new:
             return self._new[id]
         collection = self._draft.collection(id)
         if collection is None or collection.dropped:
-            raise Refused(
-                Code.DEPENDENCY_MISSING, f"{dependent.id!r} depends on {id!r}, which does not exist, or was dropped."
-            )
+            raise Refused(Code.DEPENDENCY_MISSING, f"{why}, which does not exist, or was dropped.")
         return collection.description
 
     def _register(self, description: Description, dependencies: tuple[str, ...], register_ts: int | None) -> None:
         draft = self._draft
-        rank = rank_of(dependencies, description.primary, ChainMap(draft.ranks, draft.state.ranks))
-        if rank[0] > MAX_LEVELS:
-            raise invalid(f"{description.id!r} would be on level {rank[0]} of dependencies; the limit is {MAX_LEVELS}.")
-        draft.ranks[description.id] = rank
         shard = self._shard(description)
         since = self._initial_since(description, dependencies, shard, register_ts)
         source = description.data_source
@@ -173,7 +182,9 @@ class Registrar:
         if location is not None:
             self._warehouse.check(location)
             if (other := self._overlapping(location)) is not None:
-                raise invalid(f"{location!r} is, contains or lies within the location of the shard {other!r}.")
+                raise invalid(
+                    f"The location {location!r} of {description.id!r} is, contains or lies within that of {other}."
+                )
         return self._new_shard(description.id, location, format)
 
     def _new_shard(self, owner: str, location: str | None, format: str) -> Shard:
@@ -201,7 +212,10 @@ class Registrar:
         return id in self._draft.state.shards or (SHARD, id) in self._draft.changes
 
     def _overlapping(self, location: str) -> str | None:
-        return self._draft.state.taken.overlapping(location) or self._new_locations.overlapping(location)
+        """Whose location a place overlaps, in words."""
+        if (shard := self._draft.state.taken.overlapping(location)) is not None:
+            return f"the shard {shard!r}"
+        return None if self._new_locations.overlapping(location) is None else "another collection in this command"
 
 
 def _distinct(descriptions: Iterable[Description]) -> dict[str, Description]:

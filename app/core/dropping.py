@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from app.core.draft import Draft
-from app.core.errors import collection_missing
+from app.core.errors import Code, Refused, collection_missing
 from app.core.frontier import EMPTY
 from app.core.images import CONTROLLERS_HOLDER, Collection, Hold
 from app.core.policy import NoPolicy
@@ -56,7 +56,9 @@ def undrop(draft: Draft, ids: Iterable[str]) -> None:
 def _bring_back(draft: Draft, collection: Collection) -> None:
     hold = draft.hold(undrop_hold_id(collection.id))
     if hold is None:
-        raise collection_missing(collection.id)
+        raise Refused(
+            Code.COLLECTION_MISSING, f"Collection {collection.id!r} was dropped, and has no undrop window any more."
+        )
     draft.remove_hold(hold)
     draft.count(collection.id, collection.since, +1)
     draft.put_collection(

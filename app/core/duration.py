@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Final
 
@@ -18,6 +19,11 @@ class Duration(int):
     __slots__ = ()
 
 
+def shown(value: object) -> str:
+    """A value from a message as its sender wrote it, but not more of it than a sentence can bear."""
+    return json.dumps(value, ensure_ascii=False)[:40]
+
+
 def parse_duration(value: object) -> Duration:
     """The duration that a message means; ValueError says what was expected."""
     milliseconds: int | None = None
@@ -26,7 +32,7 @@ def parse_duration(value: object) -> Duration:
     elif isinstance(value, str) and (parts := _PARTS.fullmatch(value)):
         milliseconds = int(parts[1]) * _UNITS_MS[parts[2]]
     if milliseconds is None or milliseconds < 0:
-        raise ValueError(f"Expected a duration (milliseconds, or like `30s`, `15m`, `7d`), got {value!r:.40}")
+        raise ValueError(f"Expected a duration (milliseconds, or like `30s`, `15m`, `7d`), got {shown(value)}")
     if milliseconds > MAX_TIME_GIVEN:
-        raise ValueError(f"Expected a duration of at most {MAX_TIME_GIVEN} ms, got {value!r:.40}")
+        raise ValueError(f"Expected a duration of at most {MAX_TIME_GIVEN} ms, got {shown(value)}")
     return Duration(milliseconds)

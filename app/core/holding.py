@@ -158,7 +158,7 @@ def _held(draft: Draft, id: str) -> Hold:
     departed = draft.state.departed.get(id)
     fresh = departed is not None and draft.now - departed.at <= draft.parameters.max_command_age
     reason = departed.reason if departed is not None and fresh else "unknown"
-    raise Refused(Code.HOLD_MISSING, f"There is no hold {id!r:.200} ({reason}).", reason=reason)
+    raise Refused(Code.HOLD_MISSING, f"There is no hold {id[:MAX_HOLD_ID]!r} ({reason}).", reason=reason)
 
 
 def _new_id(draft: Draft, command_id: str, rest: str) -> str:

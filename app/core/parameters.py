@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from app.core.duration import parse_duration
+from app.core.duration import parse_duration, shown
 from app.core.errors import invalid
 from app.core.frontier import MAX_TIME_GIVEN
 
@@ -45,14 +45,14 @@ class Parameters(msgspec.Struct, frozen=True):
 
 def _switch(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"Expected true or false, got {value!r:.40}")  # noqa: TRY004 - one kind of error for all values
+        raise ValueError(f"Expected true or false, got {shown(value)}")  # noqa: TRY004 - one kind of error for all values
     return value
 
 
 def _number(least: int, most: int) -> Callable[[Any], int]:
     def parse(value: Any) -> int:
         if type(value) is not int or not least <= value <= most:
-            raise ValueError(f"Expected an integer from {least} to {most}, got {value!r:.40}")
+            raise ValueError(f"Expected an integer from {least} to {most}, got {shown(value)}")
         return value
 
     return parse
@@ -62,7 +62,7 @@ def _duration(least: int, most: int = MAX_TIME_GIVEN) -> Callable[[Any], int]:
     def parse(value: Any) -> int:
         milliseconds = int(parse_duration(value))
         if not least <= milliseconds <= most:
-            raise ValueError(f"Expected a duration from {least} ms to {most} ms, got {value!r:.40}")
+            raise ValueError(f"Expected a duration from {least} ms to {most} ms, got {shown(value)}")
         return milliseconds
 
     return parse
@@ -90,8 +90,8 @@ _PARSERS: Final[dict[str, Callable[[Any], Any]]] = {
 def _parse(name: str, value: Any) -> Any:
     parser = _PARSERS.get(name)
     if parser is None:
-        raise invalid(f"Unknown parameter {name!r:.40}; there are: {', '.join(_PARSERS)}.", path="$.parameters")
+        raise invalid(f"Unknown parameter {shown(name)}; there are: {', '.join(_PARSERS)}.", path="$.parameters")
     try:
         return parser(value)
     except ValueError as error:
-        raise invalid(str(error), path=f"$.parameters.{name}") from None
+        raise invalid(f"{error}.", path=f"$.parameters.{name}") from None

@@ -85,5 +85,9 @@ SettablePolicy = ValidFrom | LagWritesBy | StepBack | Multiple
 Policy = NoPolicy | SettablePolicy
 
 
+def number_of_policies(policy: SettablePolicy) -> int:
+    return 1 + sum(map(number_of_policies, policy.policies)) if isinstance(policy, Multiple) else 1
+
+
 def _nesting(policy: SettablePolicy) -> int:
     return 1 + max(map(_nesting, policy.policies)) if isinstance(policy, Multiple) else 1

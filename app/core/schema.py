@@ -89,11 +89,17 @@ def check_evolution(before: Sequence[Column], after: Sequence[Column]) -> None:
     for old, new in zip(before, after, strict=False):
         if old.name != new.name:
             raise _incompatible(f"column {old.name!r} became {new.name!r}; new columns go to the end")
-        if old.nullable != new.nullable or not _can_become(old.type, new.type):
+        if old.nullable != new.nullable:
+            raise _incompatible(f"column {old.name!r} was {_nullability(old)} and became {_nullability(new)}")
+        if not _can_become(old.type, new.type):
             raise _incompatible(f"the type of column {old.name!r} changed to one that it cannot be widened to")
     for column in after[len(before) :]:
         if not column.nullable:
             raise _incompatible(f"the new column {column.name!r} is NOT NULL, which the rows already there are not")
+
+
+def _nullability(column: Column) -> str:
+    return "nullable" if column.nullable else "NOT NULL"
 
 
 def _incompatible(reason: str) -> Refused:
@@ -126,6 +132,10 @@ def _can_become(old: Type, new: Type) -> bool:
 _TOKEN: Final = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|('(?:[^'\\]|\\.)*')|(\w+)|([<>(),:])|(\S))")
 
 
+def _found(token: str) -> str:
+    return repr(token) if token else "the end"
+
+
 class _Parser:
     """Recursive descent over the tokens of one DDL string."""
 
@@ -153,7 +163,7 @@ class _Parser:
             if token == end:
                 return tuple(columns)
             if token != ",":
-                raise self._bad(f"expected a comma after column {name!r}, found {token or 'the end'!r}")
+                raise self._bad(f"expected a comma after column {name!r}, found {_found(token)}")
 
     def _rest_of_column(self, name: str, depth: int) -> Column:
         column_type = self._type(depth)
@@ -173,7 +183,7 @@ class _Parser:
         if depth > MAX_NESTING:
             raise self._bad(f"types are nested more than {MAX_NESTING} deep")
         if self._kind() != "w":
-            raise self._bad(f"expected a type, found {self._peek() or 'the end'!r}")
+            raise self._bad(f"expected a type, found {_found(self._peek())}")
         name = self._take().lower()
         match name:
             case "decimal" | "dec" | "numeric":
@@ -213,7 +223,7 @@ class _Parser:
         while True:
             token = self._take()
             if not (token.isascii() and token.isdigit() and len(token) <= 9):
-                raise self._bad(f"expected a number, found {token or 'the end'!r}")
+                raise self._bad(f"expected a number, found {_found(token)}")
             numbers.append(int(token))
             if len(numbers) < most and self._peek() == ",":
                 self._take()
@@ -226,12 +236,12 @@ class _Parser:
         if kind == "`":
             return token[1:-1].replace("``", "`")
         if kind != "w":
-            raise self._bad(f"expected the name of a column, found {token or 'the end'!r}")
+            raise self._bad(f"expected the name of a column, found {_found(token)}")
         return token
 
     def _expect(self, wanted: str) -> None:
         if (token := self._take()).lower() != wanted:
-            raise self._bad(f"expected {wanted!r}, found {token or 'the end'!r}")
+            raise self._bad(f"expected {wanted!r}, found {_found(token)}")
 
     def _kind(self) -> str:
         return self._tokens[self._next][0] if self._next < len(self._tokens) else ""

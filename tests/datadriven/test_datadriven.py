@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +22,8 @@ NOT_FROM_COMMANDS = {Code.READ_BEFORE_SINCE, Code.INVALID_USAGE, Code.INTERNAL}
 def answer(simulator: Simulator, line: str) -> list[str]:
     if line in ("collections", "holds", "shards"):
         return view(simulator, line)
-    return [simulator.line(line.encode()).decode()]
+    written_out = re.sub(r"<<(.*?) \* (\d+)>>", lambda match: ",".join([match[1]] * int(match[2])), line)
+    return [simulator.line(written_out.encode()).decode()]
 
 
 def rerun(text: str) -> Iterator[str]:

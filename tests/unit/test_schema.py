@@ -27,7 +27,7 @@ def test_schemas_that_can_be_read(ddl: str) -> None:
     ("ddl", "reason"),
     [
         ("", "expected the name of a column"),
-        ("k", "expected a type, found 'the end'"),
+        ("k", "expected a type, found the end"),
         ("k STRING,", "expected the name of a column"),
         ("k STRING v INT", "expected a comma after column 'k'"),
         ("k STRNG", "'strng' is no type"),
