@@ -58,7 +58,7 @@ class Outcome(msgspec.Struct, frozen=True):
         """The reply, for an entry that was written at `seq`; that of a duplicate names the entry of the first."""
         if self.recorded is not None and self.recorded.seq is not None:
             seq, epoch = self.recorded.seq, self.recorded.epoch
-        return protocol.encode_reply(msgspec.structs.replace(self.image.reply, seq=seq, epoch=epoch))
+        return protocol.encode_reply(protocol.at_entry(self.image.reply, seq, epoch))
 
 
 class CommandProcessor:
@@ -69,6 +69,7 @@ class CommandProcessor:
         self._recorded: dict[str, Recorded] = {}  # by command id, oldest first
         self._unwritten: list[Recorded] = []
         self.internal_errors = 0
+        self.warnings = 0  # someone lost a hold
 
     def restore(self, image: CommandImage, *, seq: int, epoch: int) -> None:
         """Takes up a result that was recorded earlier; in the order of the entries."""
@@ -77,20 +78,26 @@ class CommandProcessor:
             recorded.seq, recorded.epoch = seq, epoch
             self._remember(image.id, recorded)
 
-    def apply(self, raw: bytes, *, timestamp: int, now: int) -> Outcome:
-        """Applies one record. `timestamp` is the one that Kafka gave it."""
+    def apply(self, raw: bytes, *, timestamp: int, now: int, wall: int | None = None) -> Outcome:
+        """Applies one record. `timestamp` is the one that Kafka gave it.
+
+        `now` is the controller's clock, `wall` the time of day if it is another: only a record's age goes by it.
+        """
         decoded = protocol.decode(raw)
         self._forget_old(now)
         digest = hashlib.blake2b(raw, digest_size=16).hexdigest()
         first = None if decoded.id is None else self._recorded.get(decoded.id)
         if first is not None and first.digest == digest:
-            image = CommandImage(decoded.id, decoded.type, first.reply, now)
-            return Outcome(image, {}, first)
+            # The position of the first goes into the image: the reply to this record must be the same after a restart.
+            reply = first.reply if first.seq is None else protocol.at_entry(first.reply, first.seq, first.epoch)
+            return Outcome(CommandImage(decoded.id, decoded.type, reply, now), {}, first)
         changes: Changes = {}
         id_ = UNSET if decoded.id is None else decoded.id
         type_ = UNSET if decoded.type is None else decoded.type
         try:
-            result, changes = self._result(decoded, first, timestamp=timestamp, now=now)
+            result, changes = self._result(
+                decoded, first, timestamp=timestamp, now=now, wall=now if wall is None else wall
+            )
             reply = Reply(id=id_, type=type_, status="ok", result=result)
         except Refused as refusal:
             reply = Reply(id=id_, type=type_, status="error", error=protocol.error_body(refusal))
@@ -110,7 +117,7 @@ class CommandProcessor:
         self._unwritten.clear()
 
     def _result(
-        self, decoded: protocol.Decoded, first: Recorded | None, *, timestamp: int, now: int
+        self, decoded: protocol.Decoded, first: Recorded | None, *, timestamp: int, now: int, wall: int
     ) -> tuple[dict[str, Any], Changes]:
         if first is not None:
             text = "Another command was sent under this id; every command needs an id of its own."
@@ -118,25 +125,29 @@ class CommandProcessor:
         refusal = decoded.refusal
         if refusal is not None and decoded.command is None and refusal.code in (Code.MALFORMED, Code.TOO_LARGE):
             raise refusal
-        age_ms = now - (timestamp if decoded.issued_at is None else min(timestamp, decoded.issued_at))
-        most = self._machine.state.parameters.max_command_age
-        if age_ms > most:
-            raise Refused(Code.STALE_COMMAND, f"The command is {age_ms} ms old; `max_command_age` is {most} ms.")
+        sent_at = timestamp if decoded.issued_at is None else min(timestamp, decoded.issued_at)
+        if sent_at < (oldest := self._machine.state.oldest_remembered(wall)):
+            text = f"The command was sent {wall - sent_at} ms ago; the oldest taken now is {wall - oldest} ms old."
+            raise Refused(Code.STALE_COMMAND, f"{text} Send it anew, under a new id, if you still want it.")
         if refusal is not None or decoded.command is None:
             raise refusal or AssertionError("a record is a command, or refused")
         try:
-            return execute(self._machine, decoded.command, now)
+            result, changes, warnings = execute(self._machine, decoded.command, now)
         except BrokenInvariant as error:
             self.internal_errors += 1
-            log.exception("command refused, it would break an invariant id=%s type=%s", decoded.id, decoded.type)
+            log.exception("command refused, it would break an invariant id=%r type=%r", decoded.id, decoded.type)
             raise protocol.internal_error(error) from error
+        for warning in warnings:
+            self.warnings += 1
+            log.warning("%s", warning)
+        return result, changes
 
     def _remember(self, id: str, recorded: Recorded) -> None:
         self._recorded.pop(id, None)
         self._recorded[id] = recorded
 
     def _forget_old(self, now: int) -> None:
-        oldest = now - self._machine.state.parameters.max_command_age
+        oldest = self._machine.state.oldest_remembered(now)
         while self._recorded:
             id, recorded = next(iter(self._recorded.items()))
             if recorded.applied_at >= oldest:
@@ -144,8 +155,8 @@ class CommandProcessor:
             del self._recorded[id]
 
 
-def execute(machine: Machine, command: Command, now: int) -> tuple[dict[str, Any], Changes]:
-    """Runs a command on the machine: its result, and what changed."""
+def execute(machine: Machine, command: Command, now: int) -> tuple[dict[str, Any], Changes, list[str]]:
+    """Runs a command on the machine: its result, what changed, and what someone should know."""
     step: Step[Any]
     match command:
         case protocol.CreateCollections(collections=collections, register_ts=register_ts):
@@ -161,13 +172,11 @@ def execute(machine: Machine, command: Command, now: int) -> tuple[dict[str, Any
         case protocol.UpdateParameters(parameters=parameters):
             step = machine.update_parameters(now, parameters)
         case protocol.Reconcile(collections=ids):
-            return msgspec.structs.asdict(machine.reconcile(ids)), {}
+            return msgspec.structs.asdict(machine.reconcile(ids)), {}, []
         case _:
             step = _execute_on_holds(machine, command, now)
-            return protocol.holds_result(step.result), step.changes
-    for warning in step.warnings:
-        log.warning("%s", warning)
-    return {}, step.changes
+            return protocol.holds_result(step.result), step.changes, step.warnings
+    return {}, step.changes, step.warnings
 
 
 HoldCommand = (

@@ -25,12 +25,13 @@ from app.core.descriptions import (
 from app.core.duration import PATTERN as DURATION_PATTERN
 from app.core.duration import Duration
 from app.core.errors import BrokenInvariant, Code, Refused
-from app.core.frontier import MAX_TIME_GIVEN, value_of
+from app.core.frontier import MAX_TIME_GIVEN, Time, value_of
 from app.core.images import Hold, decode_custom
-from app.core.policy import SettablePolicy, Time, number_of_policies
+from app.core.policy import SettablePolicy, number_of_policies
 
 MAX_MESSAGE_BYTES: Final = 1024 * 1024
 MAX_IDS: Final = 10_000
+MAX_ERROR_CHARACTERS: Final = 2_000
 
 # No `/`: hold ids are made of a command's id, a slash and the rest. See ID_PATTERN for the end of the pattern.
 _COMMAND_ID_PATTERN: Final = r"^[^/]{1,128}(?![\s\S])"
@@ -40,6 +41,7 @@ _PATTERNS_IN_WORDS: Final = {
     ID_PATTERN: "Expected the id of a collection: 1 to 128 of the characters A-Z, a-z, 0-9, `_`, `.`, `:` and `-`",
     _COMMAND_ID_PATTERN: "Expected the id of a command: 1 to 128 characters, none of them `/`",
 }
+_PATH_AT_END: Final = re.compile(r"(?P<reason>.*) - at `(?P<path>\$[^`]*)`", re.DOTALL)
 _is_command_id: Final = re.compile(_COMMAND_ID_PATTERN).search
 
 
@@ -221,15 +223,18 @@ def _explain(raw: bytes, error: Exception | None) -> Decoded:
 
 def shape_error(error: Exception) -> Refused:
     """What msgspec says of a message that has the wrong shape, as a refusal with a path."""
-    reason, _, path = str(error).partition(" - at `")
-    field = path.rstrip("`").rpartition(".")[2]
+    # The reason may quote what the client sent, so only the end of the text is taken for a path.
+    match = _PATH_AT_END.fullmatch(str(error))
+    reason, path = (match["reason"], match["path"]) if match else (str(error), "$")
+    field = path.rpartition(".")[2]
     if reason.startswith("Invalid") and (allowed := _allowed(field, path)):
         reason = f"{reason.replace(' enum ', ' ')}; there are: {', '.join(allowed)}"
     elif field == "frontier" and "got `null`" in reason:
         reason = f"{reason}; only a drop gives a collection up"
-    elif "matching regex" in reason:
-        reason = next(text for pattern, text in _PATTERNS_IN_WORDS.items() if repr(pattern) in reason)
-    return Refused(Code.INVALID_ARGUMENT, f"{reason}.", path=path.rstrip("`") or "$")
+    for pattern, words in _PATTERNS_IN_WORDS.items():
+        if reason == f"Expected `str` matching regex {pattern!r}":
+            reason = words
+    return Refused(Code.INVALID_ARGUMENT, f"{reason}.", path=path)
 
 
 def _allowed(field: str, path: str) -> list[str]:
@@ -269,7 +274,19 @@ def internal_error(error: BrokenInvariant) -> Refused:
 
 
 def error_body(refusal: Refused) -> ErrorBody:
-    return ErrorBody(code=refusal.code.value, message=refusal.message, **refusal.details)
+    """Errors quote what was sent, but not all of it: a reply must fit into a Kafka record."""
+    message = refusal.message
+    if len(message) > MAX_ERROR_CHARACTERS:
+        message = f"{message[:MAX_ERROR_CHARACTERS]}… (cut)"
+    path = refusal.details.get("path", UNSET)
+    return ErrorBody(
+        code=refusal.code.value,
+        message=message,
+        path=path if path is UNSET else path[:MAX_ERROR_CHARACTERS],
+        earliest=refusal.details.get("earliest", UNSET),
+        actual=refusal.details.get("actual", UNSET),
+        reason=refusal.details.get("reason", UNSET),
+    )
 
 
 def holds_result(holds: list[Hold]) -> dict[str, Any]:
@@ -277,6 +294,11 @@ def holds_result(holds: list[Hold]) -> dict[str, Any]:
     return {
         "holds": [{"hold": hold.id, "collection": hold.collection, "since": value_of(hold.since)} for hold in holds]
     }
+
+
+def at_entry(reply: Reply, seq: int, epoch: int) -> Reply:
+    """The reply with the entry that recorded it; one that has it already is left as it is."""
+    return reply if reply.seq is not UNSET else msgspec.structs.replace(reply, seq=seq, epoch=epoch)
 
 
 def encode_reply(reply: Reply) -> bytes:

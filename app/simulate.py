@@ -12,9 +12,10 @@ import msgspec
 
 from app import protocol
 from app.commands import CommandImage, CommandProcessor
+from app.core.advancing import Observation
 from app.core.descriptions import CollectionId
 from app.core.errors import BrokenInvariant, Refused, collection_missing
-from app.core.frontier import frontier_of, value_of
+from app.core.frontier import Time, frontier_of, value_of
 from app.core.images import (
     Changes,
     Collection,
@@ -29,8 +30,6 @@ from app.core.images import (
 )
 from app.core.locations import Warehouse
 from app.core.machine import Machine
-from app.core.observing import Observation
-from app.core.policy import Time
 from app.state import rows
 
 

@@ -20,7 +20,7 @@ from app.core.descriptions import Description, Other, Table
 from app.core.frontier import Frontier
 from app.core.locations import Warehouse
 from app.core.machine import Machine
-from app.core.observing import Observation
+from app.core.advancing import Observation
 from app.core.policy import LagWritesBy
 from app.core.duration import Duration
 

@@ -76,6 +76,19 @@ class Capabilities:
         return dict(self._counts)
 
 
+def rank_of(dependencies: Iterable[str], primary: str | None, ranks: Mapping[str, Rank]) -> Rank:
+    """Where a collection with these dependencies stands: (level, position among those of its shard).
+
+    Primaries do not count as levels, so that a table can be altered any number of times; the second part keeps a
+    collection above its primary all the same.
+    """
+    level = 1 + max((ranks[id][0] for id in dependencies if id != primary), default=0)
+    if primary is None:
+        return (level, 0)
+    primary_level, position = ranks[primary]
+    return (max(level, primary_level), position + 1)
+
+
 def plan(
     batch: dict[str, Deltas],
     *,

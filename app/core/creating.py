@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from app.core.capabilities import rank_of
 from app.core.descriptions import (
     Description,
     Ingestion,
@@ -26,8 +27,7 @@ from app.core.frontier import EMPTY, ZERO, Frontier
 from app.core.images import SHARD, Collection, Shard
 from app.core.locations import TakenLocations, Warehouse
 from app.core.policy import NoPolicy
-from app.core.schema import parse_schema
-from app.core.state import rank_of
+from app.core.schema import RESERVED_COLUMNS, parse_schema
 
 MAX_LEVELS: Final = 64
 
@@ -43,8 +43,9 @@ class Found(msgspec.Struct, frozen=True):
 class Registrar:
     """Makes the collections of one command. `found` is by resolved location."""
 
-    def __init__(self, draft: Draft, warehouse: Warehouse, found: Mapping[str, Found]) -> None:
+    def __init__(self, draft: Draft, warehouse: Warehouse, found: Mapping[str, Found], namespace: str) -> None:
         self._draft = draft
+        self._namespace = namespace
         self._warehouse = warehouse
         self._found = found
         self._new_shards = 0
@@ -57,7 +58,8 @@ class Registrar:
             raise invalid("A command that creates a table must give `register_ts`.", path="$.register_ts")
         self._new = {id: description for id, description in given.items() if not self._exists(description)}
         for description in self._new.values():
-            parse_schema(description.schema)
+            plain = description.shard is not None and description.shard.format == "delta"
+            parse_schema(description.schema, reserved=frozenset() if plain else RESERVED_COLUMNS)
         dependencies = {id: self._dependencies(description) for id, description in self._new.items()}
         for id, description in self._new.items():
             self._check_timelines(description, dependencies[id])
@@ -112,6 +114,11 @@ class Registrar:
             raise invalid(f"{description.id!r} is to be an export of {id!r}, which is no ingestion.")
         return source
 
+    def _time_dependence(self, description: Description) -> str | None:
+        if isinstance(description.data_source, IngestionExport):
+            description = self._live_or_new(description.data_source.ingestion, description.id)
+        return time_dependence(description.data_source, description.timeline)
+
     def _live_or_new(self, id: str, why: str) -> Description:
         if id in self._new:
             return self._new[id]
@@ -133,7 +140,7 @@ class Registrar:
             Collection(
                 id=description.id,
                 description=description,
-                time_dependence=time_dependence(source, description.timeline, self._ingestion_of(description)),
+                time_dependence=self._time_dependence(description),
                 primary=description.primary,
                 dependencies=dependencies,
                 shard=shard.id,
@@ -191,6 +198,8 @@ class Registrar:
         id, location = self._free_name(owner, location)
         shard = Shard(id=id, location=location, format=format, owner=owner)
         if (found := self._found.get(location)) is not None:
+            if found.since == EMPTY:
+                raise invalid(f"The table at {location!r} was given up: its since is []. It cannot be taken up again.")
             shard = msgspec.structs.replace(shard, since=found.since, upper=found.upper, log_version=found.log_version)
         self._new_shards += 1
         self._new_locations.add(location, id)
@@ -202,7 +211,7 @@ class Registrar:
         # An id may be `..`, or hold characters that file systems dislike; a directory's name must be plain.
         base = re.sub(r"[^A-Za-z0-9_-]", "_", owner)
         for number in count(len(self._draft.state.shards) + self._new_shards + 1):
-            id = f"{base}-{number}"
+            id = f"{base}-{number}{self._namespace}"
             place = location or self._warehouse.new_location(id)
             if not self._is_shard(id) and (location is not None or self._overlapping(place) is None):
                 return id, place

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from app.core.policy import Time
+from app.core.frontier import Time
 
 DEFAULT_TIMELINE: Final = "epoch_ms"
 WALL_CLOCK: Final = "wall_clock"
@@ -109,14 +109,10 @@ def source_dependencies(collection_id: str, source: DataSource, ingestion: Inges
             pass
 
 
-def time_dependence(source: DataSource, timeline: str, ingestion: Ingestion | None) -> str | None:
-    """Whether the collection's upper follows the wall clock, or only its inputs."""
-    if timeline != DEFAULT_TIMELINE:
-        return None
+def time_dependence(source: DataSource, timeline: str) -> str | None:
+    """Whether the collection's upper follows the wall clock, or only its inputs. An export is like its ingestion."""
     match source:
         case Ingestion(connection="load_generator") | Sink() | Other():
             return None
-        case IngestionExport():
-            return time_dependence(ingestion, timeline, None) if ingestion is not None else None
         case _:
-            return WALL_CLOCK
+            return WALL_CLOCK if timeline == DEFAULT_TIMELINE else None

@@ -9,6 +9,7 @@ import msgspec
 from app.core.draft import Draft
 from app.core.errors import Code, Refused, collection_missing
 from app.core.frontier import EMPTY
+from app.core.holding import expiry_of
 from app.core.images import CONTROLLERS_HOLDER, Collection, Hold
 from app.core.policy import NoPolicy
 
@@ -40,7 +41,7 @@ def _undrop_hold(draft: Draft, collection: Collection) -> Hold:
         purpose="undrop window",
         since=collection.since,
         acquired_at=draft.now,
-        lease_expires_at=draft.now + draft.parameters.undrop_window,
+        lease_expires_at=expiry_of(draft, draft.parameters.undrop_window),
     )
 
 
@@ -55,7 +56,7 @@ def undrop(draft: Draft, ids: Iterable[str]) -> None:
 
 def _bring_back(draft: Draft, collection: Collection) -> None:
     hold = draft.hold(undrop_hold_id(collection.id))
-    if hold is None:
+    if hold is None or (hold.lease_expires_at or 0) <= draft.now:
         raise Refused(
             Code.COLLECTION_MISSING, f"Collection {collection.id!r} was dropped, and has no undrop window any more."
         )

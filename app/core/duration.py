@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Final
 
+from app.core.errors import shown
 from app.core.frontier import MAX_TIME_GIVEN
 
 _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -17,11 +17,6 @@ class Duration(int):
     """A length of time in milliseconds."""
 
     __slots__ = ()
-
-
-def shown(value: object) -> str:
-    """A value from a message as its sender wrote it, but not more of it than a sentence can bear."""
-    return json.dumps(value, ensure_ascii=False)[:40]
 
 
 def parse_duration(value: object) -> Duration:

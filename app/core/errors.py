@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from enum import Enum
 from typing import Any
 
@@ -25,6 +26,13 @@ class Code(str, Enum):
     READ_BEFORE_SINCE = "READ_BEFORE_SINCE"
     INVALID_USAGE = "INVALID_USAGE"
     INTERNAL = "INTERNAL"
+
+
+def shown(value: object) -> str:
+    """A value from a message as its sender wrote it, but not more of it than a sentence can bear."""
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "an array"
+    return json.dumps(value, ensure_ascii=False)[:40]
 
 
 class Refused(Exception):

@@ -7,20 +7,22 @@ Outside of this process (messages, journal, tables) `[]` is null.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
+
+import msgspec
 
 MAX_TIME_GIVEN: Final = 253_402_300_799_999
 """The last millisecond of the year 9999: the greatest time that is accepted from outside."""
+
+
+Time = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIME_GIVEN)]
+"""A time that comes from outside."""
 
 
 class Frontier(int):
     """`[t]` or `[]`. Totally ordered; `join` is the greater, `meet` the lesser."""
 
     __slots__ = ()
-
-    @property
-    def is_empty(self) -> bool:
-        return self == EMPTY
 
     def join(self, other: Frontier) -> Frontier:
         return self if self >= other else other

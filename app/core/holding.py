@@ -9,7 +9,7 @@ import msgspec
 
 from app.core.draft import Draft
 from app.core.errors import Code, Refused, invalid
-from app.core.frontier import EMPTY, Frontier
+from app.core.frontier import EMPTY, MAX_TIME_GIVEN, Frontier
 from app.core.images import Departed, Hold
 
 MAX_HOLD_ID: Final = 512
@@ -38,20 +38,20 @@ def acquire(
             f"{gone[0].id!r} can only be read from {int(gone[0].since)} on, not at {int(at)}.",
             earliest={collection.id: int(collection.since) for collection in wanted},
         )
-    expires_at = None if lease_ms is None else draft.now + lease_ms
+    expires_at = expiry_of(draft, lease_ms)
     holds = []
     for id, collection in zip(ids, wanted, strict=True):
         hold = Hold(
-            id,
-            collection.id,
-            holder,
-            purpose,
-            collection.since if at is None else at,
-            draft.now,
-            lease_ms,
-            expires_at,
-            pin_files,
-            (draft.shard(collection.shard).log_version or 0) if pin_files else None,
+            id=id,
+            collection=collection.id,
+            holder=holder,
+            purpose=purpose,
+            since=collection.since if at is None else at,
+            acquired_at=draft.now,
+            lease_ms=lease_ms,
+            lease_expires_at=expires_at,
+            pin_files=pin_files,
+            pinned_version=(draft.shard(collection.shard).log_version or 0) if pin_files else None,
         )
         draft.add_hold(hold)
         holds.append(hold)
@@ -85,7 +85,7 @@ def clone(draft: Draft, command_id: str, ids: Iterable[str]) -> list[Hold]:
             hold,
             id=_new_id(draft, command_id, hold.id),
             acquired_at=draft.now,
-            lease_expires_at=None if hold.lease_ms is None else draft.now + hold.lease_ms,
+            lease_expires_at=expiry_of(draft, hold.lease_ms),
         )
         draft.add_hold(copy)
         clones.append(copy)
@@ -99,16 +99,19 @@ def merge(draft: Draft, ids: Iterable[str]) -> list[Hold]:
     if len({hold.collection for hold in holds}) > 1:
         raise invalid("Only holds on one collection can be merged.")
     first, *others = holds
+    last = max(holds, key=lambda hold: (_expiry_order(hold), hold.lease_ms or 0))
+    pins = any(hold.pin_files for hold in holds)
+    if pins and last.lease_expires_at is None:
+        raise invalid("A hold with `pin_files` cannot be merged with one without a lease: it would pin files for ever.")
     for hold in others:
         _move(draft, hold, EMPTY)
-    last = max(holds, key=lambda hold: (_expiry_order(hold), hold.lease_ms or 0))
     versions = [hold.pinned_version for hold in holds if hold.pinned_version is not None]
     merged = msgspec.structs.replace(
         first,
         since=min(hold.since for hold in holds),
         lease_ms=last.lease_ms,
         lease_expires_at=last.lease_expires_at,
-        pin_files=any(hold.pin_files for hold in holds),
+        pin_files=pins,
         pinned_version=min(versions, default=None),
     )
     _replace(draft, first, merged)
@@ -122,7 +125,7 @@ def renew(draft: Draft, ids: Iterable[str], lease_ms: int | None) -> list[Hold]:
         if period is None:
             raise invalid(f"Hold {hold.id!r} has no lease; give one with `lease`.", path="$.lease")
         _check_lease(draft, period)
-        again = msgspec.structs.replace(hold, lease_ms=period, lease_expires_at=draft.now + period)
+        again = msgspec.structs.replace(hold, lease_ms=period, lease_expires_at=expiry_of(draft, period))
         _replace(draft, hold, again)
         renewed.append(again)
     return renewed
@@ -133,6 +136,11 @@ def expire(draft: Draft, hold: Hold) -> None:
     draft.remove_hold(hold)
     if not hold.is_controllers:
         draft.remember_departure(hold, Departed("lease expired", draft.now))
+
+
+def expiry_of(draft: Draft, lease_ms: int | None) -> int | None:
+    """When a lease that begins now ends; at the latest with the year 9999, or no calendar could show it."""
+    return None if lease_ms is None else min(draft.now + lease_ms, MAX_TIME_GIVEN)
 
 
 def _move(draft: Draft, hold: Hold, to: Frontier) -> Hold:
@@ -156,8 +164,8 @@ def _held(draft: Draft, id: str) -> Hold:
     if hold is not None and not hold.is_controllers:
         return hold
     departed = draft.state.departed.get(id)
-    fresh = departed is not None and draft.now - departed.at <= draft.parameters.max_command_age
-    reason = departed.reason if departed is not None and fresh else "unknown"
+    remembered = departed is not None and departed.at >= draft.state.oldest_remembered(draft.now)
+    reason = departed.reason if departed is not None and remembered else "unknown"
     raise Refused(Code.HOLD_MISSING, f"There is no hold {id[:MAX_HOLD_ID]!r} ({reason}).", reason=reason)
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import msgspec
 
 from app.core.draft import Draft
-from app.core.holding import expire
+from app.core.holding import expire, expiry_of
 from app.core.images import DEPARTED, HOLD, TOMBSTONE
 from app.core.shard_work import return_to_live_if_referenced
 
 
 def expire_leases(draft: Draft, until: int) -> list[str]:
-    """Releases every hold whose time ended at or before `until`."""
-    expired = draft.state.leases.due(until)
-    for id in expired:
-        expire(draft, draft.state.holds[id])
+    """Releases every hold whose lease ended at or before `until`, and every undrop window that ended by now."""
+    expired = []
+    for id in draft.state.leases.due(draft.now):
+        hold = draft.state.holds[id]
+        if hold.is_controllers or (hold.lease_expires_at or 0) <= until:
+            expire(draft, hold)
+            expired.append(id)
     return expired
 
 
@@ -30,15 +33,15 @@ def purge_tombstones(draft: Draft) -> list[str]:
 
 def forget_departures(draft: Draft) -> None:
     """Forgets why holds are gone once no command that is young enough can ask."""
-    for id in draft.state.departures.due(draft.now - draft.parameters.max_command_age - 1):
+    for id in draft.state.departures.due(draft.state.oldest_remembered(draft.now) - 1):
         draft.changes[(DEPARTED, id)] = None
 
 
 def boot(draft: Draft) -> None:
     """What a new controller puts right: every lease begins anew, and no shard with a live collection is given up."""
     for hold in draft.state.holds.values():
-        if hold.lease_ms is not None and hold.lease_expires_at != draft.now + hold.lease_ms:
-            again = msgspec.structs.replace(hold, lease_expires_at=draft.now + hold.lease_ms)
-            draft.changes[(HOLD, hold.id)] = again
-    for id in draft.state.finalization_log:
+        expiry = expiry_of(draft, hold.lease_ms)
+        if expiry is not None and expiry != hold.lease_expires_at:
+            draft.changes[(HOLD, hold.id)] = msgspec.structs.replace(hold, lease_expires_at=expiry)
+    for id in sorted(draft.state.finalization_log):
         return_to_live_if_referenced(draft, draft.state.shards[id])

@@ -10,6 +10,7 @@ import msgspec
 
 from app.core.descriptions import Description
 from app.core.duration import Duration, parse_duration
+from app.core.errors import Corrupt
 from app.core.frontier import EMPTY, ZERO, Frontier, frontier_of, value_of
 from app.core.policy import Policy
 
@@ -87,6 +88,16 @@ class Departed(msgspec.Struct, frozen=True, gc=False):
     at: int
 
 
+class Horizon(msgspec.Struct, frozen=True, gc=False):
+    """What was recorded before this time is forgotten, whatever `max_command_age` says.
+
+    Set when that parameter is raised: the results that it would bring back within reach are gone, and so a command as
+    old as they are cannot be told from one that was applied.
+    """
+
+    at: int
+
+
 class Parameter(msgspec.Struct, frozen=True, gc=False):
     """The value of a run-time parameter that was set."""
 
@@ -95,7 +106,7 @@ class Parameter(msgspec.Struct, frozen=True, gc=False):
 
 # One image per entity and key; None says that the thing is gone.
 Key = tuple[str, str]
-Image = Collection | Hold | Shard | Tombstone | Departed | Parameter
+Image = Collection | Hold | Shard | Tombstone | Departed | Parameter | Horizon
 Changes = dict[Key, Image | None]
 
 COLLECTION: Final = "collection"
@@ -104,6 +115,8 @@ SHARD: Final = "shard"
 TOMBSTONE: Final = "tombstone"
 DEPARTED: Final = "departed"
 PARAMETER: Final = "parameter"
+HORIZON: Final = "horizon"
+HORIZON_KEY: Final = (HORIZON, "commands")
 
 TYPES: Final[dict[str, Any]] = {
     COLLECTION: Collection,
@@ -112,6 +125,7 @@ TYPES: Final[dict[str, Any]] = {
     TOMBSTONE: Tombstone,
     DEPARTED: Departed,
     PARAMETER: Parameter,
+    HORIZON: Horizon,
 }
 
 
@@ -146,4 +160,8 @@ def encode_image(image: Image) -> bytes:
 
 
 def decode_image(entity: str, value: bytes) -> Image:
-    return _decoders[entity].decode(value)  # type: ignore[no-any-return]  # TYPES says it, mypy cannot see it
+    """The image that was stored; Corrupt if it cannot be read."""
+    try:
+        return _decoders[entity].decode(value)  # type: ignore[no-any-return]  # TYPES says it, mypy cannot see it
+    except (KeyError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Corrupt(f"The image of a {entity!r} cannot be read: {error}") from error

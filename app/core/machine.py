@@ -1,7 +1,7 @@
 """The state machine: every change of the state is one of these steps.
 
 A step is computed whole and then installed; a refused one (`Refused`, `BrokenInvariant`) changes nothing. What it
-returns as `changes` is what the journal stores, and `State.fold` of all of it is this state again. `now` is the
+returns as `changes` is what the journal stores, and folding all of it gives this state again. `now` is the
 controller's clock, one reading per batch.
 """
 
@@ -12,18 +12,17 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from app.core import altering, dropping, holding, housekeeping, observing, shard_work
+from app.core import advancing, altering, dropping, folding, holding, housekeeping, shard_work
+from app.core.advancing import Observation
 from app.core.creating import Found, Registrar
 from app.core.descriptions import Description
 from app.core.draft import Draft
 from app.core.errors import BrokenInvariant, Refused
 from app.core.frontier import Frontier
-from app.core.images import PARAMETER, Changes, Hold, Image, Key, Parameter
+from app.core.images import HORIZON_KEY, PARAMETER, Changes, Hold, Horizon, Image, Key, Parameter
 from app.core.locations import Warehouse
-from app.core.observing import Observation
 from app.core.policy import SettablePolicy
 from app.core.shard_work import Downgrade, Pace
-from app.core.state import State
 
 R = TypeVar("R")
 
@@ -46,11 +45,20 @@ class Reconciliation(msgspec.Struct, frozen=True):
 class Machine:
     """Read holds, policies and drops over all collections."""
 
-    def __init__(self, *, warehouse: Warehouse, epoch: int = 1, images: Iterable[tuple[Key, Image]] = ()) -> None:
-        self.state = State.fold(images)
+    def __init__(
+        self,
+        *,
+        warehouse: Warehouse,
+        epoch: int = 1,
+        images: Iterable[tuple[Key, Image]] = (),
+        namespace: str = "",
+    ) -> None:
+        """`namespace` ends the name of every new shard: another state over the same warehouse has another one."""
+        self.state = folding.fold(images)
         self.epoch = epoch
         self.pace = Pace()
         self._warehouse = warehouse
+        self._namespace = namespace
 
     # Commands of clients.
 
@@ -62,9 +70,10 @@ class Machine:
         register_ts: int | None,
         found: Mapping[str, Found] | None = None,
     ) -> Step[None]:
-        return self._step(
-            now, lambda draft: Registrar(draft, self._warehouse, found or {}).create(descriptions, register_ts)
-        )
+        def create(draft: Draft) -> None:
+            Registrar(draft, self._warehouse, found or {}, self._namespace).create(descriptions, register_ts)
+
+        return self._step(now, create)
 
     def alter_table_desc(self, now: int, *, existing: str, new: str, schema: str, expected_version: int) -> Step[None]:
         return self._step(
@@ -81,7 +90,7 @@ class Machine:
         return self._step(now, lambda draft: dropping.undrop(draft, ids))
 
     def set_read_policies(self, now: int, policies: Iterable[tuple[str, SettablePolicy]]) -> Step[None]:
-        return self._step(now, lambda draft: observing.set_policies(draft, policies))
+        return self._step(now, lambda draft: advancing.set_policies(draft, policies))
 
     def acquire_read_holds(
         self,
@@ -130,6 +139,8 @@ class Machine:
             for name in values:
                 if getattr(updated, name) != getattr(draft.parameters, name):
                     draft.changes[(PARAMETER, name)] = Parameter(getattr(updated, name))
+            if updated.max_command_age > draft.parameters.max_command_age:
+                draft.changes[HORIZON_KEY] = Horizon(draft.state.oldest_remembered(now))
 
         return self._step(now, update)
 
@@ -145,7 +156,7 @@ class Machine:
         return self._step(now, housekeeping.boot)
 
     def observe(self, now: int, observations: Iterable[Observation]) -> Step[None]:
-        return self._step(now, lambda draft: observing.observe(draft, observations))
+        return self._step(now, lambda draft: advancing.observe(draft, observations))
 
     def expire_leases(self, now: int, *, applied_until: int) -> Step[list[str]]:
         """What was on the command topic at `applied_until` has been applied: a renewal in a backlog counts."""

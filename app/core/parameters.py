@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from app.core.duration import parse_duration, shown
-from app.core.errors import invalid
+from app.core.duration import parse_duration
+from app.core.errors import invalid, shown
 from app.core.frontier import MAX_TIME_GIVEN
 
 SECOND_MS: Final = 1_000

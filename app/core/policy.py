@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 
 from app.core.duration import Duration
-from app.core.frontier import EMPTY, MAX_TIME_GIVEN, ZERO, Frontier
+from app.core.frontier import EMPTY, ZERO, Frontier, Time
 
 MAX_NESTING: Final = 16
 """How deep `multiple` may be nested: a limit, so that nobody meets Python's."""
-
-Time = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIME_GIVEN)]
 
 
 class _Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):

@@ -11,6 +11,9 @@ import msgspec
 from app.core.errors import Code, Refused, invalid
 
 MAX_NESTING: Final = 32
+MAX_CHARACTERS: Final = 100_000
+# Delta refuses these in the name of a column, also in one with backquotes.
+FORBIDDEN_IN_NAMES: Final = frozenset(" ,;{}()\n\t=")
 RESERVED_COLUMNS: Final = frozenset({"_time", "_diff"})
 
 _SYNONYMS: Final = {
@@ -69,14 +72,16 @@ class Column(msgspec.Struct, frozen=True):
     nullable: bool
 
 
-def parse_schema(ddl: str | None) -> tuple[Column, ...]:
+def parse_schema(ddl: str | None, *, reserved: frozenset[str] = RESERVED_COLUMNS) -> tuple[Column, ...]:
     """The columns of a schema; none for an absent one. Refuses what is no schema, naming the place."""
     if ddl is None:
         return ()
+    if len(ddl) > MAX_CHARACTERS:
+        raise invalid(f"The schema has {len(ddl)} characters; the limit is {MAX_CHARACTERS}.")
     parser = _Parser(ddl)
     columns = parser.columns(end="", depth=0)
     for column in columns:
-        if column.name.lower() in RESERVED_COLUMNS:
+        if column.name.lower() in reserved:
             raise invalid(f"Column {column.name!r} is reserved: Holdfast adds `_time` and `_diff` itself.")
     return columns
 
@@ -129,7 +134,11 @@ def _can_become(old: Type, new: Type) -> bool:
             return old == new
 
 
-_TOKEN: Final = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|('(?:[^'\\]|\\.)*')|(\w+)|([<>(),:])|(\S))")
+# A quote that is never closed is one bad token up to the end, so that reading is linear whatever was sent.
+_TOKEN: Final = re.compile(
+    r"""(`(?:[^`]|``)+`)|('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|([A-Za-z0-9_]+)|([<>(),:])|(['"`].*|[^\s])""", re.DOTALL
+)
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def _found(token: str) -> str:
@@ -234,9 +243,11 @@ class _Parser:
     def _name(self) -> str:
         kind, token = self._kind(), self._take()
         if kind == "`":
-            return token[1:-1].replace("``", "`")
-        if kind != "w":
-            raise self._bad(f"expected the name of a column, found {_found(token)}")
+            token = token[1:-1].replace("``", "`")
+        elif kind != "w" or not _NAME.fullmatch(token):
+            raise self._bad(f"expected the name of a column, found {_found(token)}; unusual names need backquotes")
+        if forbidden := FORBIDDEN_IN_NAMES.intersection(token):
+            raise self._bad(f"the name {token!r} contains {min(forbidden)!r}, which Delta does not take")
         return token
 
     def _expect(self, wanted: str) -> None:

@@ -40,12 +40,12 @@ class Pace:
         """Joined: one per shard, to where its owner is now. The one to `[]` is never delayed."""
         interval = state.parameters.since_downgrade_interval
         due = []
-        for id in sorted(state.pending_downgrades):
+        for id in state.pending_downgrades:
             since = state.wanted_since(state.shards[id])
             last = self.downgraded_at.get(id)
             if since == EMPTY or last is None or last + interval <= now:
                 due.append(Downgrade(id, since))
-        return due
+        return sorted(due, key=lambda downgrade: downgrade.shard)
 
     def eligible_for_finalization(self, state: State, now: int) -> list[str]:
         """Shards to be claimed, or claimed already, whose wait after a failure is over."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -16,12 +16,15 @@ from app.core.images import (
     COLLECTION,
     DEPARTED,
     HOLD,
+    HORIZON,
+    HORIZON_KEY,
     PARAMETER,
     SHARD,
     TOMBSTONE,
     Collection,
     Departed,
     Hold,
+    Horizon,
     Image,
     Key,
     Parameter,
@@ -42,6 +45,7 @@ class State:
         self.tombstones: dict[str, Tombstone] = {}
         self.departed: dict[str, Departed] = {}
         self.parameter_images: dict[str, Parameter] = {}
+        self.horizon: Horizon | None = None
         # Derived, all of it:
         self.parameters = Parameters()
         self.capabilities: dict[str, Capabilities] = {}
@@ -65,22 +69,8 @@ class State:
             TOMBSTONE: self._install_tombstone,
             DEPARTED: self._install_departed,
             PARAMETER: self._install_parameter,
+            HORIZON: self._install_horizon,
         }
-
-    @classmethod
-    def fold(cls, images: Iterable[tuple[Key, Image]]) -> State:
-        """The state that a journal's images describe, exactly; Corrupt if they break a rule."""
-        state = cls()
-        by_key = dict(images)
-        for (entity, key), image in by_key.items():
-            if entity not in state._installers:
-                raise Corrupt(f"There is no entity {entity!r}.")
-            if isinstance(image, Collection | Tombstone) and (SHARD, image.shard) not in by_key:
-                raise Corrupt(f"The shard of {entity} {key!r} is missing.")
-        state.install(by_key, {})
-        state._fold_ranks()
-        state._fold_capabilities()
-        return state
 
     def images(self) -> dict[Key, Image]:
         """Everything that is durable."""
@@ -91,6 +81,7 @@ class State:
             (TOMBSTONE, self.tombstones),
             (DEPARTED, self.departed),
             (PARAMETER, self.parameter_images),
+            (HORIZON, {} if self.horizon is None else {HORIZON_KEY[1]: self.horizon}),
         ]
         return {(entity, key): image for entity, things in parts for key, image in things.items()}
 
@@ -112,7 +103,14 @@ class State:
     def wanted_since(self, shard: Shard) -> Frontier:
         """What the owner's read frontier allows the shard's since to be."""
         owner = self.collections.get(shard.owner)
-        return EMPTY if owner is None else owner.since
+        if owner is not None:
+            return owner.since
+        return shard.since if self.on_shard.get(shard.id) else EMPTY  # when in doubt, leak
+
+    def oldest_remembered(self, now: int) -> int:
+        """From when on results and reasons are remembered; older commands are refused."""
+        oldest = now - self.parameters.max_command_age
+        return oldest if self.horizon is None else max(oldest, self.horizon.at)
 
     def _install_hold(self, key: str, hold: Hold | None) -> None:
         old = self.holds.get(key)
@@ -123,8 +121,8 @@ class State:
             expiry = hold.lease_expires_at
             if expiry is not None and (old is None or old.lease_expires_at != expiry):
                 self.leases.add(expiry, key)
-        if old is not None and old.pin_files:
-            self.pins[old.collection].pop(key)
+        if old is not None and old.pinned_version is not None:
+            self.pins.get(old.collection, {}).pop(key, None)
         if hold is not None and hold.pinned_version is not None:
             self.pins.setdefault(hold.collection, {})[key] = hold.pinned_version
 
@@ -147,6 +145,9 @@ class State:
         if parameter is not None:
             self.parameter_images[key] = parameter
             self.parameters = msgspec.structs.replace(self.parameters, **{key: parameter.value})
+
+    def _install_horizon(self, _: str, horizon: Horizon | None) -> None:
+        self.horizon = horizon
 
     def _install_collection(self, key: str, new: Collection | None) -> str | None:
         old = self.collections.get(key)
@@ -210,53 +211,3 @@ class State:
 
     def _purge_is_current(self, finalized_at: int, id: str) -> bool:
         return self.shards[id].finalized_at == finalized_at and bool(self.tombstones_of.get(id))
-
-    def _fold_ranks(self) -> None:
-        """Dependencies first, whatever their depth."""
-        for start in self.collections:
-            path = [start]
-            while path:
-                collection = self.collections[path[-1]]
-                missing = [id for id in collection.dependencies if id not in self.ranks]
-                if not missing:
-                    self.ranks[path.pop()] = rank_of(collection.dependencies, collection.primary, self.ranks)
-                elif len(path) > len(self.collections) or any(id not in self.collections for id in missing):
-                    raise Corrupt(f"The dependencies of {collection.id!r} are not all there, or form a cycle.")
-                else:
-                    path.append(missing[0])
-
-    def _fold_capabilities(self) -> None:
-        """Counts everything anew, and checks that the frontiers are those which the images say."""
-        batch: dict[str, Deltas] = {id: {} for id in self.collections}
-
-        def count(collection: str, time: Frontier) -> None:
-            if collection not in batch:
-                raise Corrupt(f"There is a capability on {collection!r}, which does not exist.")
-            batch[collection][time] = batch[collection].get(time, 0) + 1
-
-        for collection in self.collections.values():
-            if collection.implied != EMPTY:
-                count(collection.id, collection.implied)
-            for dependency in collection.dependencies:
-                count(dependency, collection.since)
-        for hold in self.holds.values():
-            count(hold.collection, hold.since)
-        for id, deltas in batch.items():
-            capabilities = self.capabilities[id] = Capabilities()
-            capabilities.apply(deltas)
-            since = self.collections[id].since
-            if capabilities.least_after({}) != since or since == EMPTY:
-                raise Corrupt(f"The read frontier of {id!r} is {since} but its capabilities are {sorted(deltas)}.")
-
-
-def rank_of(dependencies: Iterable[str], primary: str | None, ranks: Mapping[str, Rank]) -> Rank:
-    """Where a collection with these dependencies stands: (level, position among those of its shard).
-
-    Primaries do not count as levels, so that a table can be altered any number of times; the second part keeps a
-    collection above its primary all the same.
-    """
-    level = 1 + max((ranks[id][0] for id in dependencies if id != primary), default=0)
-    if primary is None:
-        return (level, 0)
-    primary_level, position = ranks[primary]
-    return (max(level, primary_level), position + 1)

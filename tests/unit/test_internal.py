@@ -9,9 +9,9 @@ import pytest
 
 from app.core.draft import Draft
 from app.core.errors import Corrupt
+from app.core.folding import fold
 from app.core.frontier import Frontier
 from app.core.images import COLLECTION, SHARD, Collection
-from app.core.state import State
 from app.simulate import Simulator
 
 CREATE = (
@@ -68,9 +68,9 @@ def test_images_that_break_the_rules_are_not_taken_up(simulator: Simulator) -> N
     ]:
         changed = msgspec.structs.replace(collection, **broken)
         with pytest.raises(Corrupt, match=reason):
-            State.fold({**images, (COLLECTION, "a"): changed}.items())
+            fold({**images, (COLLECTION, "a"): changed}.items())
     with pytest.raises(Corrupt, match="no entity"):
-        State.fold({**images, ("planet", "a"): collection}.items())
+        fold({**images, ("planet", "a"): collection}.items())
     del images[(SHARD, "a-1")]
     with pytest.raises(Corrupt, match="shard of collection 'a' is missing"):
-        State.fold(images.items())
+        fold(images.items())

@@ -19,7 +19,7 @@ from app.core.locations import TakenLocations, Warehouse, normalise
         ("/../..", "/"),
         ("//a", "/a"),
         ("s3://bucket/a/../b/", "s3://bucket/b"),
-        ("s3a://bucket/a", "s3://bucket/a"),
+        ("s3a://bucket/a", "s3a://bucket/a"),
         ("s3://bucket/../../x", "s3://bucket/x"),
         ("s3://bucket", "s3://bucket"),
         ("abfss://box@account/a", "abfss://box@account/a"),
@@ -66,6 +66,9 @@ def test_places_inside_are_accepted(given: str) -> None:
         ("/lake/one/a*", Code.INVALID_ARGUMENT),
         ("/lake/one/a\x00", Code.INVALID_ARGUMENT),
         ("/lake/one/a\nb", Code.INVALID_ARGUMENT),
+        ("/lake/one/" + "x" * 256, Code.INVALID_ARGUMENT),
+        ("/lake/one/_delta_log/x", Code.INVALID_ARGUMENT),
+        ("/lake/one/a\u202eb", Code.INVALID_ARGUMENT),
     ],
 )
 def test_other_places_are_refused(given: str, code: Code) -> None:
@@ -84,3 +87,5 @@ def test_a_location_may_not_overlap_that_of_any_shard() -> None:
     assert taken.overlapping("/lake/one/deep") == "users-2"
     assert taken.overlapping("/lake/one/orders2") is None
     assert taken.overlapping("/lake/one/deep/up") is None
+    taken.add("s3a://bucket/lake/events", "events-3")
+    assert taken.overlapping("s3://bucket/lake/events/x") == "events-3", "one store may go by several schemes"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,10 +65,19 @@ def test_what_is_not_one_json_object_is_malformed(raw: bytes) -> None:
         ({"issued_at": 1.5}, "$.issued_at"),
         ({"issued_at": 253402300800000}, "$.issued_at"),
         ({"colections": []}, "$"),
+        ({"matching regex": 1}, "$"),
+        ({"x - at `$.fake`": 1}, "$"),
     ],
 )
 def test_a_wrong_field_is_refused_with_its_path(change: dict[str, Any], path: str) -> None:
     assert refusal({**DROP, **change}) == (Code.INVALID_ARGUMENT, path)
+
+
+def test_errors_do_not_echo_more_than_a_reply_can_bear() -> None:
+    for message in [{**DROP, "x" * 500_000: 1}, {"type": "x" * 500_000, "id": "c"}, {**DROP, "collections": {"x": 1}}]:
+        refused = protocol.decode(json.dumps(message).encode()).refusal
+        assert refused is not None
+        assert len(json.dumps(msgspec.to_builtins(protocol.error_body(refused)))) < 5_000
 
 
 def test_a_missing_field_is_refused() -> None:

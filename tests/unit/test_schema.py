@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+
 import pytest
 
 from app.core.errors import Code, Refused
@@ -13,10 +16,10 @@ from app.core.schema import check_evolution, parse_schema
     [
         "k STRING",
         "k STRING, v BIGINT NOT NULL COMMENT 'the value, in cents'",
-        "`a b` int, `c``d` DATE",
+        "`größe` int, `c``d` DATE, `1st` STRING",
+        'k STRING COMMENT "the \\"key\\""',
         "m MAP<STRING, ARRAY<STRUCT<a: INT, b: DECIMAL(10,2) NOT NULL>>>",
         "d DECIMAL, e DEC(5), f NUMERIC(38, 38), g VARCHAR(10), h TIMESTAMP_NTZ, i BINARY",
-        "größe DOUBLE",
     ],
 )
 def test_schemas_that_can_be_read(ddl: str) -> None:
@@ -37,6 +40,12 @@ def test_schemas_that_can_be_read(ddl: str) -> None:
         ("k ARRAY<INT", "expected '>'"),
         ("k STRING NOT", "expected 'null'"),
         ("k STRING; DROP TABLE x", "expected a comma"),
+        ("1st INT", "unusual names need backquotes"),
+        ("größe INT", "expected a type"),
+        ("`a b` INT", "which Delta does not take"),
+        ("s STRUCT<`x;y`: INT>", "which Delta does not take"),
+        ("k INT COMMENT 'never closed", "expected a quoted text"),
+        ("k INT" + " " * 100_000, "the limit is 100000"),
         ("_time BIGINT", "reserved"),
         ("_DIFF BIGINT", "reserved"),
         ("k " + "ARRAY<" * 100 + "INT" + ">" * 100, "nested more than 32 deep"),
@@ -46,6 +55,18 @@ def test_schemas_that_cannot_be_read_are_refused_with_a_reason(ddl: str, reason:
     with pytest.raises(Refused, match=reason.replace("'", ".")) as refused:
         parse_schema(ddl)
     assert refused.value.code is Code.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("ddl", ["k INT" + " " * 90_000, "k INT COMMENT '" + "\\'" * 45_000, "`" * 90_000])
+def test_reading_takes_time_in_proportion_to_the_length(ddl: str) -> None:
+    started = time.process_time()
+    with contextlib.suppress(Refused):
+        parse_schema(ddl)
+    assert time.process_time() - started < 5, "at a hundred times the linear cost, this took hours"
+
+
+def test_a_plain_delta_table_may_have_columns_of_any_name() -> None:
+    assert parse_schema("_time BIGINT", reserved=frozenset())
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def observe(draft: Draft, observations: Iterable[Observation]) -> None:
         if version == shard.log_version and upper == shard.upper:
             continue
         draft.put_shard(msgspec.structs.replace(shard, upper=upper, log_version=version))
-        for id in draft.state.on_shard.get(shard.id, ()):
+        for id in sorted(draft.state.on_shard.get(shard.id, ())):
             _advance(draft, id, upper)
 
 
@@ -51,7 +51,7 @@ def _advance(draft: Draft, id: str, upper: Frontier) -> None:
         if collection is None or collection.upper >= upper:
             continue
         draft.put_collection(_follow_policy(draft, msgspec.structs.replace(collection, upper=upper)))
-        behind.extend(draft.state.members.get(collection.id, ()))
+        behind.extend(sorted(draft.state.members.get(collection.id, ())))
 
 
 def _follow_policy(draft: Draft, collection: Collection) -> Collection:

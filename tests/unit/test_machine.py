@@ -1,0 +1,126 @@
+"""Rules of the machine that cannot be shown through `holdfast simulate`: what comes from the controller around it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from app.core.creating import Found
+from app.core.descriptions import Description, ShardDescription, Table
+from app.core.errors import Code, Refused
+from app.core.folding import fold
+from app.core.frontier import EMPTY, MAX_TIME_GIVEN, Frontier
+from app.core.images import HOLD
+from app.core.locations import Warehouse
+from app.core.machine import Machine
+from app.core.shard_work import least_pinned_version
+from app.simulate import Simulator
+
+
+def machine(**options: Any) -> Machine:
+    return Machine(warehouse=Warehouse(roots=["/warehouse"], reserved=[]), **options)
+
+
+def table(id: str, location: str | None = None) -> Description:
+    shard = None if location is None else ShardDescription(location=location)
+    return Description(id=id, data_source=Table(), shard=shard)
+
+
+def test_a_table_that_is_there_already_brings_its_frontiers() -> None:
+    there = {"/warehouse/old": Found(since=Frontier(7), upper=Frontier(20), log_version=3)}
+    one = machine()
+    one.create_collections(0, [table("a", "/warehouse/old")], register_ts=5, found=there)
+    a = one.state.collections["a"]
+    assert (a.since, a.upper) == (7, 20)
+    assert one.state.shards["a-1"].log_version == 3
+
+
+def test_a_closed_table_can_be_registered_but_not_one_that_was_given_up() -> None:
+    one = machine()
+    closed = {"/warehouse/old": Found(since=Frontier(7), upper=EMPTY, log_version=3)}
+    one.create_collections(0, [table("a", "/warehouse/old")], register_ts=5, found=closed)
+    assert one.state.collections["a"].upper == EMPTY
+    given_up = {"/warehouse/gone": Found(since=EMPTY, upper=EMPTY, log_version=9)}
+    with pytest.raises(Refused, match="was given up"):
+        one.create_collections(0, [table("b", "/warehouse/gone")], register_ts=5, found=given_up)
+    fold(one.state.images().items())
+
+
+def test_new_shards_of_two_states_over_one_warehouse_have_different_names() -> None:
+    names = set()
+    for namespace in ("-aa", "-bb"):
+        one = machine(namespace=namespace)
+        one.create_collections(0, [table("a")], register_ts=5)
+        names.update(one.state.shards)
+    assert names == {"a-1-aa", "a-1-bb"}
+
+
+def test_a_lease_ends_only_when_everything_sent_before_its_end_was_applied() -> None:
+    one = machine()
+    one.create_collections(0, [table("a")], register_ts=5)
+    one.acquire_read_holds(0, command_id="c", collections=["a"], at=None, holder="h", lease_ms=100)
+    assert one.expire_leases(500, applied_until=99).result == []
+    one.renew_read_holds(500, ["c/a"], lease_ms=None)
+    assert one.expire_leases(599, applied_until=599).result == []
+    assert one.expire_leases(600, applied_until=600).result == ["c/a"]
+
+
+def test_an_undrop_window_ends_by_the_clock_alone() -> None:
+    one = machine()
+    one.create_collections(0, [table("a"), table("b")], register_ts=5)
+    one.update_parameters(0, {"undrop_window": 1_000})
+    one.drop_collections(0, ["a", "b"])
+    one.undrop_collections(999, ["a"])
+    with pytest.raises(Refused) as refused:
+        one.undrop_collections(1_000, ["b"])
+    assert refused.value.code is Code.COLLECTION_MISSING
+    assert one.expire_leases(1_000, applied_until=0).result == ["/undrop/b"]
+
+
+def test_no_lease_ends_after_the_year_9999() -> None:
+    one = machine()
+    one.create_collections(0, [table("a")], register_ts=5)
+    step = one.acquire_read_holds(
+        1_700_000_000_000, command_id="c", collections=["a"], at=None, holder="h", lease_ms=MAX_TIME_GIVEN
+    )
+    assert step.changes[(HOLD, "c/a")].lease_expires_at == MAX_TIME_GIVEN  # type: ignore[union-attr]  # it is a hold
+
+
+def test_the_least_pinned_version_of_a_shard() -> None:
+    one = machine()
+    found = {"/warehouse/old": Found(since=Frontier(0), upper=Frontier(20), log_version=8)}
+    one.create_collections(0, [table("a", "/warehouse/old")], register_ts=5, found=found)
+    assert least_pinned_version(one.state, "a-1") is None
+    pin = {"collections": ["a"], "at": None, "holder": "h", "lease_ms": 100, "pin_files": True}
+    one.acquire_read_holds(0, command_id="c", **pin)  # type: ignore[arg-type]  # a bag of different arguments
+    assert least_pinned_version(one.state, "a-1") == 8
+    one.release_read_holds(0, ["c/a"])
+    assert least_pinned_version(one.state, "a-1") is None
+
+
+def test_raising_max_command_age_does_not_bring_old_commands_back() -> None:
+    simulator = Simulator()
+
+    def line(**fields: object) -> dict[str, Any]:
+        return json.loads(simulator.line(json.dumps(fields).encode()))
+
+    create = {
+        "type": "create_collections",
+        "id": "c1",
+        "issued_at": 0,
+        "register_ts": 5,
+        "collections": [{"id": "x", "data_source": {"kind": "table"}}],
+    }
+    line(type="update_parameters", id="p1", parameters={"max_command_age": "1s", "tombstone_retention": "2s"})
+    line(**create)
+    line(type="drop_collections", id="d1", collections=["x"])
+    line(type="downgrades")
+    line(type="finalize")
+    line(type="clock", now=5_000)
+    line(type="update_parameters", id="p2", parameters={"tombstone_retention": "7d", "max_command_age": "1h"})
+    assert line(**create)["error"]["code"] == "STALE_COMMAND"
+    line(type="restart")
+    assert line(**{**create, "id": "c2"})["error"]["code"] == "STALE_COMMAND"
+    assert line(**{**create, "id": "c3", "issued_at": 4_500})["status"] == "ok"
