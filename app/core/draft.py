@@ -29,10 +29,10 @@ from app.core.state import State
 class Draft:
     """The state with the changes of one step over it. The changes are what the journal will store."""
 
-    __slots__ = ("_state", "batch", "changes", "now", "ranks", "warnings")
+    __slots__ = ("batch", "changes", "now", "ranks", "state", "warnings")
 
     def __init__(self, state: State, now: int) -> None:
-        self._state = state
+        self.state = state  # as it was before this step
         self.now = now
         self.changes: Changes = {}
         self.batch: dict[str, Deltas] = {}
@@ -40,19 +40,14 @@ class Draft:
         self.warnings: list[str] = []
 
     @property
-    def state(self) -> State:
-        """The state before this step."""
-        return self._state
-
-    @property
     def parameters(self) -> Parameters:
-        return self._state.parameters
+        return self.state.parameters
 
     def collection(self, id: str) -> Collection | None:
         key = (COLLECTION, id)
         if key in self.changes:
             return cast("Collection | None", self.changes[key])
-        return self._state.collections.get(id)
+        return self.state.collections.get(id)
 
     def live(self, id: str) -> Collection:
         collection = self.collection(id)
@@ -64,10 +59,10 @@ class Draft:
         key = (HOLD, id)
         if key in self.changes:
             return cast("Hold | None", self.changes[key])
-        return self._state.holds.get(id)
+        return self.state.holds.get(id)
 
     def shard(self, id: str) -> Shard:
-        return cast("Shard", self.changes.get((SHARD, id)) or self._state.shards[id])
+        return cast("Shard", self.changes.get((SHARD, id)) or self.state.shards[id])
 
     def put_collection(self, collection: Collection) -> None:
         if collection != self.collection(collection.id):
@@ -112,7 +107,7 @@ class Draft:
         self._ignore_the_absent()
         moved = plan(
             self.batch,
-            capabilities=self._state.capabilities,
+            capabilities=self.state.capabilities,
             since=self._since_before,
             dependencies=self._dependencies,
             rank=self._rank,
@@ -122,8 +117,9 @@ class Draft:
 
     def install(self) -> Changes:
         """Makes the finished draft true."""
-        self._state.ranks.update(self.ranks)
-        self._state.install(self.changes, self.batch)
+        if self.ranks:
+            self.state.ranks.update(self.ranks)
+        self.state.install(self.changes, self.batch)
         return self.changes
 
     def _moves_nothing(self) -> bool:
@@ -131,8 +127,8 @@ class Draft:
         if len(self.batch) != 1:
             return False
         ((id, deltas),) = self.batch.items()
-        collection = self._state.collections.get(id)
-        return collection is not None and self._state.capabilities[id].least_after(deltas) == collection.since
+        collection = self.state.collections.get(id)
+        return collection is not None and self.state.capabilities[id].least_after(deltas) == collection.since
 
     def _ignore_the_absent(self) -> None:
         """What someone gives back to a collection that is gone needs no counting; taking from it is our mistake."""
@@ -142,7 +138,7 @@ class Draft:
                 raise BrokenInvariant(f"A capability was asked of {id!r}, which does not exist.")
 
     def _since_before(self, id: str) -> Frontier | None:
-        collection = self._state.collections.get(id)
+        collection = self.state.collections.get(id)
         return None if collection is None else collection.since
 
     def _dependencies(self, id: str) -> tuple[str, ...]:
@@ -151,7 +147,7 @@ class Draft:
 
     def _rank(self, id: str) -> Rank:
         rank = self.ranks.get(id)
-        return self._state.ranks[id] if rank is None else rank
+        return self.state.ranks[id] if rank is None else rank
 
     def _move(self, id: str, since: Frontier) -> None:
         collection = self.collection(id)
