@@ -44,8 +44,7 @@ class Draft:
         return self.state.parameters
 
     def collection(self, id: str) -> Collection | None:
-        key = (COLLECTION, id)
-        if key in self.changes:
+        if self.changes and (key := (COLLECTION, id)) in self.changes:
             return cast("Collection | None", self.changes[key])
         return self.state.collections.get(id)
 
@@ -56,8 +55,7 @@ class Draft:
         return collection
 
     def hold(self, id: str) -> Hold | None:
-        key = (HOLD, id)
-        if key in self.changes:
+        if self.changes and (key := (HOLD, id)) in self.changes:
             return cast("Hold | None", self.changes[key])
         return self.state.holds.get(id)
 

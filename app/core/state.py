@@ -87,17 +87,19 @@ class State:
 
     def install(self, changes: Mapping[Key, Image | None], batch: Mapping[str, Deltas]) -> None:
         """Makes a finished step true. Nothing here can refuse."""
-        touched_shards = []
+        touched_shards: dict[str, None] = {}
         for (entity, key), image in changes.items():
             shard = self._installers[entity](key, image)
             if shard is not None:
-                touched_shards.append(shard)
+                touched_shards[shard] = None
         for collection, deltas in batch.items():
-            if collection in self.collections:
-                if collection not in self.capabilities:
-                    self.capabilities[collection] = Capabilities()
-                self.capabilities[collection].apply(deltas)
-        for shard in dict.fromkeys(touched_shards):
+            capabilities = self.capabilities.get(collection)
+            if capabilities is not None:
+                capabilities.apply(deltas)
+            elif collection in self.collections:
+                capabilities = self.capabilities[collection] = Capabilities()
+                capabilities.apply(deltas)
+        for shard in touched_shards:
             self._refresh_shard(self.shards[shard])
 
     def wanted_since(self, shard: Shard) -> Frontier:
