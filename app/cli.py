@@ -1,69 +1,52 @@
-"""The command line: `holdfast`."""
+"""The command line: `holdfast`. What can be typed is in app/commandline; here is what becomes of failures."""
 
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Final
 
-from app.simulate import Simulator
-
-_SIMULATE_HELP: Final = """\
-Reads JSON lines, one command or control line each, runs them in memory and prints one JSON line for each.
-Nothing is stored and nothing is needed: no Kafka, no Spark. Commands are those of docs/commands.md, answered exactly as
-on Kafka. Control lines stand for what happens around them:
-
-  {"type":"upper","collection":"orders","upper":100}   its data is complete up to 100 (null: for ever)
-  {"type":"clock","now":60000}                         the time is now 60000 ms; leases and windows pass
-  {"type":"restart"}                                   a new controller takes over
-  {"type":"downgrades"}                                does the since downgrades that are due
-  {"type":"finalize","fail":["orders"]}                one round of finalization, in which these fail
-  {"type":"dump"}                                      the rows of the tables
-"""
-_SIMULATE_EXAMPLES: Final = """\
-examples:
-  holdfast simulate commands.jsonl
-  echo '{"type":"reconcile","id":"r1","collections":["orders"]}' | holdfast simulate
-"""
+from app.client_errors import HoldfastError, NotAnswering
+from app.commandline import raw
+from app.commandline.arguments import parser
+from app.commandline.output import REFUSED, UNREACHABLE, USAGE, complain, print_json
+from app.commandline.settings import Settings, UsageError, settings_of
+from app.status import StateMissing, TablesBehind
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="holdfast", description="Read holds, retention policies and safe drops for Delta Lake."
-    )
-    subcommands = parser.add_subparsers(dest="subcommand", required=True, metavar="COMMAND")
-    simulate = subcommands.add_parser(
-        "simulate",
-        help="try out commands in memory",
-        description=_SIMULATE_HELP,
-        epilog=_SIMULATE_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    simulate.add_argument("file", nargs="?", type=Path, help="the lines to run; standard input if left out")
-    return parser
+def _run(options: argparse.Namespace) -> int:
+    if options.run is raw.simulate:  # needs nothing, so nothing can be wrong with it
+        done: int = raw.simulate(options)
+        return done
+    settings = settings_of(options)
+    try:
+        code: int = options.run(options, settings)
+    except HoldfastError as error:
+        return _failed(settings.explained(error) if isinstance(error, NotAnswering) else error, settings)
+    return code
 
 
-def _simulate(file: Path | None) -> int:
-    simulator = Simulator()
-    with ExitStack() as stack:
-        try:
-            lines = sys.stdin.buffer if file is None else stack.enter_context(file.open("rb"))
-        except OSError as error:
-            print(f"holdfast: cannot read {file}: {error.strerror}", file=sys.stderr)
-            return 2
-        for line in lines:
-            sys.stdout.buffer.write(simulator.line(line.rstrip(b"\r\n")) + b"\n")
-            sys.stdout.buffer.flush()  # who types lines by hand wants each answer at once
-    return 0
+def _failed(error: HoldfastError, settings: Settings) -> int:
+    if settings.json:
+        print_json(
+            {"status": "error", "error": {"code": error.code, "message": error.message, **error.details}}, pretty=False
+        )
+    complain(error.message)
+    if isinstance(error, NotAnswering | TablesBehind):
+        return UNREACHABLE
+    return USAGE if isinstance(error, StateMissing) else REFUSED
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
+    # kafka-python tells of every attempt to connect; we say in one sentence what came of them.
+    logging.getLogger("kafka").setLevel(logging.CRITICAL + 1)
     try:
-        return _simulate(options.file)
+        return _run(options)
+    except UsageError as error:
+        complain(str(error))
+        return USAGE
     except BrokenPipeError:  # whoever read our output has seen enough, as `head` does
         sys.stderr.close()  # or Python would complain about the pipe once more on its way out
         return 0

@@ -1,16 +1,41 @@
-"""From an image to the row that users see in a table. Times of day are milliseconds here."""
+"""Between images and the rows that users see in the tables, both ways.
+
+`collection_row`, `hold_row` and `shard_row` give a row as JSON would show it: times of day are milliseconds, JSON is
+nested. In the tables times of day are TIMESTAMP and JSON is text; see `app.state.schemas`.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+from msgspec import UNSET
 
-from app.core.descriptions import source_kind
-from app.core.frontier import value_of
-from app.core.images import Collection, Hold, Shard, encode_custom
+from app.commands import CommandImage
+from app.core.descriptions import Description, source_kind
+from app.core.frontier import frontier_of, value_of
+from app.core.images import Collection, Hold, Shard, decode_custom, encode_custom
+from app.core.policy import Policy
+from app.protocol import ErrorBody, Reply
 
 Row = dict[str, Any]
+
+
+class CommandRow(msgspec.Struct, frozen=True, gc=False):
+    """The recorded result of one record, with the record's place on Kafka."""
+
+    topic: str
+    partition: int
+    offset: int
+    image: CommandImage
+
+
+_encode: Final = msgspec.json.Encoder(enc_hook=encode_custom).encode
+_decode_description: Final = msgspec.json.Decoder(Description, dec_hook=decode_custom).decode
+_decode_policy: Final[msgspec.json.Decoder[Policy]] = msgspec.json.Decoder(Policy, dec_hook=decode_custom)
+_decode_command: Final = msgspec.json.Decoder(CommandRow, dec_hook=decode_custom).decode
+_decode_object: Final = msgspec.json.Decoder(dict[str, Any]).decode
+_ERROR_DETAILS: Final = ("path", "earliest", "actual", "reason")
 
 
 def collection_row(image: Collection, created_seq: int, updated_seq: int) -> Row:
@@ -67,3 +92,117 @@ def shard_row(image: Shard, updated_seq: int) -> Row:
         "last_error": image.last_error,
         "updated_seq": updated_seq,
     }
+
+
+def command_row(row: CommandRow, seq: int, epoch: int) -> Row:
+    """One row per record.
+
+    `digest`, `error_details`, `first_seq` and `first_epoch` are there so that a reply can be repeated exactly: the last
+    two are the entry that the reply to a duplicate names.
+    """
+    image, reply = row.image, row.image.reply
+    error = None if reply.error is UNSET else reply.error
+    details = {} if error is None else {name: getattr(error, name) for name in _ERROR_DETAILS}
+    details = {name: value for name, value in details.items() if value is not UNSET}
+    return {
+        "topic": row.topic,
+        "partition": row.partition,
+        "offset": row.offset,
+        "id": image.id,
+        "type": image.type,
+        "status": reply.status,
+        "error_code": None if error is None else error.code,
+        "error_message": None if error is None else error.message,
+        "error_details": details or None,
+        "result": None if reply.result is UNSET else reply.result,
+        "raw": image.raw,
+        "digest": image.digest,
+        "first_seq": None if reply.seq is UNSET else reply.seq,
+        "first_epoch": None if reply.epoch is UNSET else reply.epoch,
+        "seq": seq,
+        "epoch": epoch,
+        "applied_at": image.applied_at,
+    }
+
+
+def collection_image(row: Row) -> Collection:
+    """The inverse of `collection_row`, for a row whose JSON columns are text; likewise the next ones."""
+    return Collection(
+        id=row["id"],
+        description=_decode_description(row["description"]),
+        time_dependence=row["time_dependence"],
+        primary=row["primary"],
+        dependencies=tuple(row["dependencies"]),
+        shard=row["shard"],
+        schema_version=row["schema_version"],
+        policy=_decode_policy.decode(row["read_policy"]),
+        upper=frontier_of(row["write_frontier"]),
+        implied=frontier_of(row["implied_capability"]),
+        since=frontier_of(row["read_frontier"]),
+        dropped=row["dropped"],
+    )
+
+
+def hold_image(row: Row) -> Hold:
+    return Hold(
+        id=row["hold"],
+        collection=row["collection"],
+        holder=row["holder"],
+        purpose=row["purpose"],
+        since=frontier_of(row["since"]),
+        acquired_at=row["acquired_at"],
+        lease_ms=row["lease_ms"],
+        lease_expires_at=row["lease_expires_at"],
+        pin_files=row["pin_files"],
+        pinned_version=row["pinned_version"],
+    )
+
+
+def shard_image(row: Row) -> Shard:
+    return Shard(
+        id=row["shard"],
+        location=row["location"],
+        format=row["format"],
+        owner=row["owner"],
+        since=frontier_of(row["since"]),
+        upper=frontier_of(row["upper"]),
+        log_version=row["log_version"],
+        epoch=row["epoch"],
+        state=row["state"],
+        dropped_at=row["dropped_at"],
+        finalized_at=row["finalized_at"],
+        attempts=row["attempts"],
+        last_error=row["last_error"],
+    )
+
+
+def command_of(row: Row) -> CommandRow:
+    error: Any = UNSET
+    if row["error_code"] is not None:
+        details = {} if row["error_details"] is None else _decode_object(row["error_details"])
+        error = ErrorBody(code=row["error_code"], message=row["error_message"], **details)
+    reply = Reply(
+        id=UNSET if row["id"] is None else row["id"],
+        type=UNSET if row["type"] is None else row["type"],
+        status=row["status"],
+        result=UNSET if row["result"] is None else _decode_object(row["result"]),
+        error=error,
+        seq=UNSET if row["first_seq"] is None else row["first_seq"],
+        epoch=UNSET if row["first_epoch"] is None else row["first_epoch"],
+    )
+    image = CommandImage(row["id"], row["type"], reply, row["applied_at"], row["digest"], row["raw"])
+    return CommandRow(row["topic"], row["partition"], row["offset"], image)
+
+
+def encode_command(row: CommandRow) -> bytes:
+    """The value of a command's row in the journal."""
+    return _encode(row)
+
+
+def decode_command(value: bytes) -> CommandRow:
+    return _decode_command(value)
+
+
+def as_json(value: Any) -> str | None:
+    """A JSON column's text."""
+    return None if value is None else _encode(value).decode()

@@ -1,0 +1,294 @@
+"""The controller: boot, epoch, the lock; every change goes core → journal → replies → tables, in this order.
+
+What comes after the journal entry can be repeated, and is, after a crash. Whatever goes wrong before an entry is known
+to be written leaves memory ahead of the truth: it is thrown away, and the state is read back.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import secrets
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from app import protocol
+from app.clock import Clock, wall_ms
+from app.commands import CommandProcessor, Outcome
+from app.config import Config, texts
+from app.core.advancing import Observation
+from app.core.images import Changes
+from app.core.locations import Warehouse
+from app.core.machine import Machine
+from app.failpoints import reach
+from app.state.entries import JournalRow
+from app.state.journal import Journal
+from app.state.recovery import (
+    FORMAT,
+    ControllerImage,
+    Recovered,
+    command_row,
+    controller_row,
+    image_row,
+    offset_row,
+    recover,
+)
+from app.state.rows import CommandRow
+from app.state.tables import Tables
+from app.table_writer import TableWriter
+
+log = logging.getLogger(__name__)
+
+MAINTAIN_EVERY: Final = 200
+"""Entries between two rounds of maintenance of the journal."""
+
+
+class Record(NamedTuple):
+    """One record of the command topic."""
+
+    partition: int
+    offset: int
+    timestamp: int
+    value: bytes
+
+
+class Topic(NamedTuple):
+    """The command topic. A topic that was deleted and made anew has another id, and its offsets start anew."""
+
+    name: str
+    id: str
+
+
+class Reply(NamedTuple):
+    key: bytes | None
+    value: bytes
+
+
+class Stopping(Exception):
+    """Not a failure: the controller takes no more batches."""
+
+
+class Controller:
+    """One lock around the core and the journal. Its methods may be called from any thread."""
+
+    def __init__(self, config: Config, *, resolve: Callable[[str], str] = os.path.realpath) -> None:
+        self.instance = uuid.uuid4().hex
+        self._config = config
+        self._storage = texts(config.storage_options)
+        self._warehouse = Warehouse(
+            roots=config.warehouse,
+            reserved=[config.state, config.streams.checkpoints],
+            resolve=lambda location: resolve(location) if location.startswith("/") else location,
+        )
+        self._lock = threading.RLock()
+        self._stopping = False
+        self._maintained_at = 0
+        self._applied_until = 0  # everything on the topic at this time has been applied
+
+    # Boot.
+
+    def boot(self) -> None:
+        """Takes the state over: from here on every entry of an older controller fails."""
+        # The journal is opened first: an entry written while the tables are read is then seen as one after them.
+        self._journal = Journal.open(
+            f"{self._config.state}/journal", storage_options=self._storage, instance=self.instance
+        )
+        self._tables = Tables.open(self._config.root, storage_options=self._storage)
+        self._writer = TableWriter(self._tables, after_merge=self._maintain)
+        recovered = self._take_up()
+        self._raise_epoch(recovered)
+        self._writer.start()
+
+    def recover(self) -> None:
+        """Throws the memory away and reads the truth again, after an entry of which nobody knows whether it landed."""
+        with self._lock:
+            self._take_up()
+
+    def _take_up(self) -> Recovered:
+        recovered = recover(self._journal, self._tables, now_ms=wall_ms())
+        self.epoch = 0 if recovered.controller is None else recovered.controller.epoch
+        self._clock = Clock(not_below=recovered.last_at)
+        self._applied_until = 0
+        namespace = "" if recovered.controller is None else f"-{recovered.controller.root}"
+        self.machine = Machine(
+            warehouse=self._warehouse, epoch=self.epoch, images=recovered.images.items(), namespace=namespace
+        )
+        self._commands = CommandProcessor(self.machine)
+        for row, seq, epoch in recovered.commands:
+            self._commands.restore(row.image, seq=seq, epoch=epoch)
+        self._offsets = dict(recovered.offsets)
+        last = max((seq for _, seq, _ in recovered.commands), default=0)
+        self.last_replies = [_recorded_reply(row, seq, epoch) for row, seq, epoch in recovered.commands if seq == last]
+        self._writer.replace(recovered.tables_behind, upto=recovered.seq)
+        self.seq = recovered.seq
+        return recovered
+
+    def _raise_epoch(self, recovered: Recovered) -> None:
+        before = recovered.controller
+        self.epoch = self.machine.epoch = self.epoch + 1
+        image = ControllerImage(
+            epoch=self.epoch,
+            format=FORMAT,
+            instance=self.instance,
+            host=platform.node(),
+            pid=os.getpid(),
+            started_at=self._clock.now(),
+            root=secrets.token_hex(4) if before is None else before.root,
+        )
+        changes = dict(self.machine.boot(self._clock.now()).changes)
+        if before is None and self._config.parameters:
+            changes.update(self.machine.update_parameters(self._clock.now(), self._config.parameters).changes)
+        self._write(changes, origin="boot", extra=[controller_row(image)])
+        log.info("controller booted epoch=%d seq=%d instance=%s", self.epoch, self.seq, self.instance)
+
+    # Query 1.
+
+    def offsets(self, topic: Topic) -> dict[int, int]:
+        """Per partition of this topic, the offset of the first record that has not been applied."""
+        with self._lock:
+            prefix = f"{topic.id}/"
+            return {
+                int(key.removeprefix(prefix)): next_offset
+                for key, next_offset in self._offsets.items()
+                if key.startswith(prefix)
+            }
+
+    def apply(self, topic: Topic, records: Sequence[Record]) -> list[Reply]:
+        """Applies a batch in the order of partition and offset: one entry, and then these replies are to be sent."""
+        with self._lock:
+            self._check_stopping()
+            now = self._clock.now()
+            changes: Changes = {}
+            changes.update(self._expire(now))
+            done: list[tuple[Record, Outcome]] = []
+            repeated: list[Record] = []
+            wall = wall_ms()
+            for record in sorted(records):
+                key = f"{topic.id}/{record.partition}"
+                if record.offset < self._offsets.get(key, 0):
+                    repeated.append(record)
+                    continue
+                outcome = self._commands.apply(record.value, timestamp=record.timestamp, now=now, wall=wall)
+                changes.update(outcome.changes)
+                done.append((record, outcome))
+                self._offsets[key] = record.offset + 1
+            replies = self._repeated(topic, repeated)
+            if not done:
+                return replies
+            extra = [
+                command_row(topic.id, CommandRow(topic.name, record.partition, record.offset, outcome.image))
+                for record, outcome in done
+            ]
+            extra += [
+                offset_row(topic.id, partition, self._offsets[f"{topic.id}/{partition}"])
+                for partition in sorted({record.partition for record, _ in done})
+            ]
+            seq = self._write(changes, origin="commands", extra=extra, now=now)
+            self._commands.written(seq, self.epoch)
+            log.info("applied commands=%d repeated=%d seq=%d changes=%d", len(done), len(repeated), seq, len(changes))
+            return replies + [_reply(outcome.image.id, outcome.reply(seq, self.epoch)) for _, outcome in done]
+
+    def _repeated(self, topic: Topic, records: Sequence[Record]) -> list[Reply]:
+        """The recorded replies of records that were applied before; they may not have been sent."""
+        if not records:
+            return []
+        self._writer.wait_for(self.seq)
+        wanted = {(topic.name, record.partition, record.offset) for record in records}
+        rows, _ = self._tables.load_commands(applied_since_ms=0)
+        # Of two topics that had this name one after the other, the newer row is the later one.
+        found = {(row.topic, row.partition, row.offset): _recorded_reply(row, seq, epoch) for row, seq, epoch in rows}
+        return [found[place] for place in sorted(wanted & found.keys())]
+
+    # What the controller sees and does by itself.
+
+    def observe(self, observations: Iterable[Observation]) -> None:
+        """Shards were seen with these uppers."""
+        with self._lock:
+            self._check_stopping()
+            now = self._clock.now()
+            changes = self.machine.observe(now, observations).changes
+            if changes:
+                self._write(changes, origin="frontiers", now=now)
+
+    def heartbeat(self, *, applied_until: int | None) -> None:
+        """What time alone does. What was on the topic at `applied_until` is applied; None: nobody knows."""
+        with self._lock:
+            self._check_stopping()
+            self._journal.look(self.epoch)
+            now = self._clock.now()
+            if applied_until is not None:
+                self._applied_until = max(self._applied_until, applied_until)
+            changes: Changes = {}
+            changes.update(self._expire(now))
+            changes.update(self.machine.purge(now).changes)
+            changes.update(self.machine.downgrade_sinces(now).changes)
+            if changes:
+                self._write(changes, origin="heartbeat", now=now)
+
+    def _expire(self, now: int) -> Changes:
+        return self.machine.expire_leases(now, applied_until=self._applied_until).changes
+
+    def now(self) -> int:
+        with self._lock:
+            return self._clock.now()
+
+    # Stopping.
+
+    def stop_taking_batches(self) -> None:
+        """The batch in hand is finished; the next one is refused."""
+        with self._lock:
+            self._stopping = True
+
+    def close(self) -> None:
+        """Brings the tables up to date, and lets go."""
+        self._writer.stop()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the tables cannot be written any more, if so."""
+        return self._writer.failure
+
+    def wait_for_tables(self) -> None:
+        self._writer.wait_for(self.seq)
+
+    def _check_stopping(self) -> None:
+        if self._stopping:
+            raise Stopping
+
+    # The journal.
+
+    def _write(self, changes: Changes, *, origin: str, extra: Sequence[JournalRow] = (), now: int | None = None) -> int:
+        rows = [image_row(key, image) for key, image in changes.items()]
+        rows += extra
+        reach("before_entry")
+        at = self._clock.now() if now is None else now
+        self.seq = self._journal.append(epoch=self.epoch, at=at, origin=origin, rows=rows)
+        reach("after_entry")
+        self._writer.submit(self.seq, self.epoch, rows)
+        return self.seq
+
+    def _maintain(self, position: int) -> None:
+        """Keeps the journal short; called by the writer of the tables when they have reached `position`."""
+        with self._lock:
+            if self.seq - self._maintained_at < MAINTAIN_EVERY or self._stopping:
+                return
+            self._maintained_at = self.seq
+            self._journal.look(self.epoch)
+            reach("journal_maintenance")
+            self._journal.maintain(
+                epoch=self.epoch,
+                trim_to=position,
+                now_ms=self._clock.now(),
+                retention_ms=self.machine.state.parameters.journal_retention,
+            )
+
+
+def _reply(command_id: str | None, value: bytes) -> Reply:
+    return Reply(None if command_id is None else command_id.encode(), value)
+
+
+def _recorded_reply(row: CommandRow, seq: int, epoch: int) -> Reply:
+    return _reply(row.image.id, protocol.encode_reply(protocol.at_entry(row.image.reply, seq, epoch)))

@@ -1,0 +1,229 @@
+"""The application: starts everything, supervises it, stops it, and says with its exit code how it ended.
+
+0 stopped as asked · 2 usage or configuration · 3 another controller took over · 4 a broken invariant · 5 storage or
+Kafka were gone for longer than `give_up_after`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Final, NamedTuple
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from app.broker import EmbeddedBroker
+from app.config import Config
+from app.controller import Controller, Stopping, Topic
+from app.core.errors import BrokenInvariant, Corrupt
+from app.replies import Replies
+from app.state.errors import Fenced, NewerFormat, UnsafeStore
+from app.streams.commands import CommandStream
+from app.topics import Topics
+
+log = logging.getLogger(__name__)
+
+EXIT_OK: Final = 0
+EXIT_USAGE: Final = 2
+EXIT_FENCED: Final = 3
+EXIT_BROKEN: Final = 4
+EXIT_GAVE_UP: Final = 5
+
+_POLL_S: Final = 0.2
+_SHORTEST_PAUSE_S: Final = 0.5
+_LONGEST_PAUSE_S: Final = 10.0
+
+
+class _Mark(NamedTuple):
+    at: int
+    topic: Topic
+    ends: dict[int, int]
+
+
+class Service:
+    """A booted controller with its query, from start to stop."""
+
+    def __init__(self, config: Config, spark: SparkSession, bootstrap_servers: str) -> None:
+        self._config = config
+        self._spark = spark
+        self._bootstrap_servers = bootstrap_servers
+        self._stop = threading.Event()
+        self.controller = Controller(config)
+        self._last_progress = time.monotonic()
+        self._mark: _Mark | None = None
+        self._booted = False
+        self._said_ready = False
+
+    def stop(self) -> None:
+        """May be called from anywhere, also from a signal handler."""
+        self._stop.set()
+
+    def run(self, *, once: bool = False, on_ready: Callable[[], None] | None = None) -> int:
+        """Until it is told to stop, or cannot go on; the exit code."""
+        pause_s = _SHORTEST_PAUSE_S
+        while not self._stop.is_set():
+            progress = self._last_progress
+            try:
+                self._boot()
+                with self._connections() as (topics, replies):
+                    self._run_query(topics, replies, once=once, on_ready=on_ready)
+                break
+            except Stopping:
+                break
+            except Exception as error:  # noqa: BLE001 - whatever it is: it is told apart below, and nothing is lost
+                if (code := self._exit_code(error)) is not None:
+                    return code
+                pause_s = _SHORTEST_PAUSE_S if self._last_progress > progress else min(2 * pause_s, _LONGEST_PAUSE_S)
+                log.warning("trying again in %.1f s, nothing is lost: %s", pause_s, _sentence(error))
+                self._stop.wait(pause_s)
+        if self._booted:
+            self._close()
+        return EXIT_OK
+
+    def _exit_code(self, error: Exception) -> int | None:
+        """How an error ends us; None if it may pass: then we try again until `give_up_after`."""
+        if isinstance(error, Fenced):
+            log.error("halted, another controller took over: %s", error)
+            return EXIT_FENCED
+        if isinstance(error, UnsafeStore | NewerFormat):
+            log.error("%s", error)
+            return EXIT_USAGE
+        if isinstance(error, BrokenInvariant | Corrupt):
+            log.critical("halted, the state breaks a rule; nothing more is touched: %s", error)
+            return EXIT_BROKEN
+        gone_s = time.monotonic() - self._last_progress
+        if gone_s * 1000 > self._config.give_up_after:
+            log.error("gave up, nothing worked for %.0f s: %s", gone_s, _sentence(error))
+            return EXIT_GAVE_UP
+        return None
+
+    def _boot(self) -> None:
+        if not self._booted:
+            self.controller.boot()
+            self._booted = True
+
+    @contextmanager
+    def _connections(self) -> Iterator[tuple[Topics, Replies]]:
+        with ExitStack() as stack:
+            topics = Topics(self._config.kafka, self._bootstrap_servers)
+            stack.callback(topics.close)
+            topics.ensure()
+            replies = Replies(self._config.kafka, self._bootstrap_servers)
+            stack.callback(replies.close)
+            yield topics, replies
+
+    def _run_query(self, topics: Topics, replies: Replies, *, once: bool, on_ready: Callable[[], None] | None) -> None:
+        """One life of the query; returns when it ended as it should, raises what ended it otherwise."""
+        # Whatever ended the last one: the truth is in the journal, and the last replies may not have been sent.
+        self.controller.recover()
+        replies.send(self.controller.last_replies)
+        stream = CommandStream(
+            config=self._config,
+            controller=self.controller,
+            topics=topics,
+            replies=replies,
+            bootstrap_servers=self._bootstrap_servers,
+        )
+        query = stream.start(self._spark, once=once)
+        try:
+            if on_ready is not None and not self._said_ready:
+                self._said_ready = True
+                on_ready()
+            with self._own_topics() as heartbeat_topics:
+                self._supervise(query, stream, heartbeat_topics)
+        finally:
+            self._end(query)
+        if stream.failure is not None:
+            raise stream.failure
+        if (error := query.exception()) is not None:
+            raise error
+
+    @contextmanager
+    def _own_topics(self) -> Iterator[Topics]:
+        """The query's thread has its own connection; that of the heartbeat must not get into its way."""
+        topics = Topics(self._config.kafka, self._bootstrap_servers)
+        try:
+            yield topics
+        finally:
+            topics.close()
+
+    def _supervise(self, query: StreamingQuery, stream: CommandStream, topics: Topics) -> None:
+        next_heartbeat = 0.0
+        batches = 0
+        while query.isActive and not self._stop.is_set():
+            if (failure := self.controller.failure) is not None:
+                raise failure
+            if time.monotonic() >= next_heartbeat:
+                self._heartbeat(topics)
+                next_heartbeat = time.monotonic() + self._config.streams.heartbeat / 1000
+            if stream.batches > batches:
+                batches = stream.batches
+                self._last_progress = time.monotonic()
+            self._stop.wait(_POLL_S)
+
+    def _heartbeat(self, topics: Topics) -> None:
+        """Time passes; leases end only when everything that was on the topic at their end is applied.
+
+        A mark is a moment and how far the topic went then. When that much is applied the mark is reached, however much
+        has come since, and the next is set: so leases end under constant load too.
+        """
+        topic = topics.commands()
+        if self._mark is None or self._mark.topic != topic:
+            self._mark = _Mark(self.controller.now(), topic, topics.ends())
+        applied = self.controller.offsets(topic)
+        reached = all(applied.get(partition, 0) >= end for partition, end in self._mark.ends.items())
+        self.controller.heartbeat(applied_until=self._mark.at if reached else None)
+        if reached:
+            self._mark = None
+        self._last_progress = time.monotonic()
+
+    def _end(self, query: StreamingQuery) -> None:
+        """The batch in hand is finished, and no other begun."""
+        if self._stop.is_set():
+            self.controller.stop_taking_batches()
+        query.stop()
+
+    def _close(self) -> None:
+        self.controller.close()
+        if (failure := self.controller.failure) is not None:
+            log.warning("the tables are behind the journal; the next boot brings them up: %s", _sentence(failure))
+
+
+def _sentence(error: BaseException) -> str:
+    """The first line of an error that may be a whole page of Java."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:500]
+
+
+def handle_signals(service: Service) -> None:
+    def stop(number: int, _: FrameType | None) -> None:
+        log.info("stopping, the batch in hand is finished signal=%s", signal.Signals(number).name)
+        service.stop()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+
+
+@contextmanager
+def broker(config: Config) -> Iterator[str]:
+    """The address of Kafka: the configured one, or that of a broker of our own, which lives as long as we do."""
+    if not config.embedded:
+        yield config.kafka.bootstrap_servers
+        return
+    note = Path(config.root) / "broker.json"
+    note.parent.mkdir(parents=True, exist_ok=True)
+    with EmbeddedBroker(Path(config.root) / "kafka") as embedded:
+        note.write_text(json.dumps({"bootstrap_servers": embedded.bootstrap_servers, "pid": os.getpid()}))
+        try:
+            yield embedded.bootstrap_servers
+        finally:
+            note.unlink(missing_ok=True)

@@ -1,0 +1,103 @@
+"""Query 1: the command topic, batch by batch, through the controller.
+
+The journal knows how far the topic was applied, so the source is always told where to start and its checkpoint is never
+needed again: every start has one of its own. That way neither a lost checkpoint nor a topic that was deleted and made
+anew, which Spark would read on from the old offset without a word, can lose a command.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from app.config import Config
+from app.controller import Controller, Record, Topic
+from app.failpoints import reach
+from app.kafka import java_options
+from app.replies import Replies
+from app.topics import Topics
+
+log = logging.getLogger(__name__)
+
+CHECK_TOPIC_EVERY_S: Final = 1.0
+EARLIEST: Final = -2
+
+
+class TopicReplaced(Exception):
+    """The command topic was deleted and made anew while we read it: start again on the new one."""
+
+
+class CommandStream:
+    """Starts the query and is its `foreachBatch`."""
+
+    def __init__(
+        self, *, config: Config, controller: Controller, topics: Topics, replies: Replies, bootstrap_servers: str
+    ) -> None:
+        self._config = config
+        self._controller = controller
+        self._topics = topics
+        self._replies = replies
+        self._bootstrap_servers = bootstrap_servers
+        self._checked_at = 0.0
+        self.failure: BaseException | None = None
+        self.batches = 0
+
+    def start(self, spark: SparkSession, *, once: bool) -> StreamingQuery:
+        self._topic = self._topics.commands()
+        self._checked_at = time.monotonic()
+        source = spark.readStream.format("kafka").options(**self._source_options(self._topic)).load()
+        records = source.selectExpr("partition", "offset", "unix_millis(timestamp) AS timestamp", "value")
+        writer = (
+            records.writeStream.queryName("commands")
+            .option("checkpointLocation", self._checkpoint(self._topic))
+            .foreachBatch(self._batch)
+        )
+        return (writer.trigger(availableNow=True) if once else writer.trigger(processingTime="0 seconds")).start()
+
+    def _source_options(self, topic: Topic) -> dict[str, str]:
+        offsets = self._controller.offsets(topic)
+        start = {str(partition): offsets.get(partition, EARLIEST) for partition in self._topics.partitions()}
+        options = {
+            "kafka.bootstrap.servers": self._bootstrap_servers,
+            "subscribe": topic.name,
+            "startingOffsets": json.dumps({topic.name: start}),
+            "maxOffsetsPerTrigger": str(self._config.streams.max_commands_per_batch),
+            "kafka.isolation.level": "read_committed",
+            # A poll returns at once when there is something; this is how long it waits at the end of a batch.
+            "kafka.fetch.max.wait.ms": "10",
+            "failOnDataLoss": "true",
+        }
+        return options | {f"kafka.{name}": value for name, value in java_options(self._config.kafka.options).items()}
+
+    def _checkpoint(self, topic: Topic) -> str:
+        run = f"commands-{self._controller.epoch}-{topic.id[:12]}-{uuid.uuid4().hex[:8]}"
+        return f"{self._config.streams.checkpoints.rstrip('/')}/{run}"
+
+    def _batch(self, frame: DataFrame, _: int) -> None:
+        try:
+            self._process(frame)
+        except BaseException as error:  # Spark would keep only its text, and who supervises us must know what it was
+            self.failure = error
+            raise
+
+    def _process(self, frame: DataFrame) -> None:
+        records = [Record(row[0], row[1], row[2], bytes(row[3] or b"")) for row in frame.collect()]
+        self._check_topic()
+        replies = self._controller.apply(self._topic, records)
+        reach("before_replies")
+        self._replies.send(replies)
+        reach("after_replies")
+        self.batches += 1
+
+    def _check_topic(self) -> None:
+        if time.monotonic() - self._checked_at < CHECK_TOPIC_EVERY_S:
+            return
+        if self._topics.commands() != self._topic:
+            raise TopicReplaced(f"The topic {self._topic.name!r} was deleted and made anew.")
+        self._checked_at = time.monotonic()

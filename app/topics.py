@@ -1,0 +1,63 @@
+"""The two topics as the controller sees them: made if missing, known by their ids, asked how far they go."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from kafka import KafkaAdminClient, TopicPartition
+from kafka.admin import OffsetSpec
+from kafka.errors import KafkaError, TopicAlreadyExistsError
+from kafka.protocol.consumer import IsolationLevel
+
+from app.config import KafkaConfig
+from app.controller import Topic
+from app.kafka import client_options
+
+log = logging.getLogger(__name__)
+
+
+class Topics:
+    """A connection for questions about the topics. Not for several threads at once."""
+
+    def __init__(self, kafka: KafkaConfig, bootstrap_servers: str) -> None:
+        self._kafka = kafka
+        self._admin = KafkaAdminClient(bootstrap_servers=bootstrap_servers, **client_options(kafka.options))
+
+    def close(self) -> None:
+        self._admin.close()
+
+    def ensure(self) -> None:
+        """Creates what is missing. Records are kept as long as the cluster's default says."""
+        wanted = {self._kafka.commands_topic: self._kafka.partitions, self._kafka.replies_topic: 1}
+        there = set(self._admin.list_topics())
+        for name, partitions in wanted.items():
+            if name in there:
+                continue
+            try:
+                self._admin.create_topics({name: {"num_partitions": partitions}}, wait_for_metadata=True)
+                log.info("topic created name=%s partitions=%d", name, partitions)
+            except TopicAlreadyExistsError:
+                pass  # someone else was faster
+
+    def commands(self) -> Topic:
+        """The command topic as it is now: one that was deleted and made anew has another id."""
+        (described,) = self._admin.describe_topics([self._kafka.commands_topic])
+        if described["error_code"]:
+            raise KafkaError(f"Kafka cannot describe the topic {self._kafka.commands_topic!r}: {described}")
+        return Topic(self._kafka.commands_topic, _plain(described["topic_id"]))
+
+    def partitions(self) -> list[int]:
+        (described,) = self._admin.describe_topics([self._kafka.commands_topic])
+        return sorted(partition["partition_index"] for partition in described["partitions"])
+
+    def ends(self) -> dict[int, int]:
+        """Per partition of the command topic, the offset after its last committed record."""
+        name = self._kafka.commands_topic
+        wanted = {TopicPartition(name, partition): OffsetSpec.LATEST for partition in self.partitions()}
+        found = self._admin.list_partition_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED)
+        return {where.partition: answer.offset for where, answer in found.items()}
+
+
+def _plain(topic_id: Any) -> str:
+    return str(topic_id).replace("-", "")

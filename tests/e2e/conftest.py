@@ -1,0 +1,28 @@
+"""One broker and one Spark for all tests of a run: each takes seconds to start. Jars are fetched when first used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from app.broker import EmbeddedBroker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(tmp_path_factory.mktemp("broker")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    from app.spark import session  # noqa: PLC0415  # only those who ask for Spark wait for its import
+
+    running = session("holdfast tests", master="local[2]", logs=tmp_path_factory.mktemp("spark"))
+    yield running
+    running.stop()
