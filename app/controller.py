@@ -6,6 +6,7 @@ to be written leaves memory ahead of the truth: it is thrown away, and the state
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import platform
@@ -25,6 +26,7 @@ from app.core.locations import Warehouse
 from app.core.machine import Machine
 from app.failpoints import reach
 from app.state.entries import JournalRow
+from app.state.errors import Fenced
 from app.state.journal import Journal
 from app.state.recovery import (
     FORMAT,
@@ -44,6 +46,9 @@ log = logging.getLogger(__name__)
 
 MAINTAIN_EVERY: Final = 200
 """Entries between two rounds of maintenance of the journal."""
+MAINTAIN_TABLES_EVERY_MS: Final = 60_000
+MAX_REPLY_BYTES: Final = 900_000
+"""Kafka takes records of up to 1 MiB by default; a larger reply only says where the result is."""
 
 
 class Record(NamedTuple):
@@ -83,9 +88,11 @@ class Controller:
             reserved=[config.state, config.streams.checkpoints],
             resolve=lambda location: resolve(location) if location.startswith("/") else location,
         )
+        self._root = secrets.token_hex(4)  # unless the state has one already
         self._lock = threading.RLock()
         self._stopping = False
         self._maintained_at = 0
+        self._tables_maintained_at = 0
         self._applied_until = 0  # everything on the topic at this time has been applied
 
     # Boot.
@@ -101,20 +108,26 @@ class Controller:
         recovered = self._take_up()
         self._raise_epoch(recovered)
         self._writer.start()
+        # What is there now stays for long: the garbage collector need not look at it again and again.
+        gc.collect()
+        gc.freeze()
 
     def recover(self) -> None:
         """Throws the memory away and reads the truth again, after an entry of which nobody knows whether it landed."""
         with self._lock:
-            self._take_up()
+            booted_last = self._take_up().controller
+            if booted_last is None or booted_last.instance != self.instance:
+                raise Fenced(f"Controller {booted_last} booted after this one.")
 
     def _take_up(self) -> Recovered:
         recovered = recover(self._journal, self._tables, now_ms=wall_ms())
         self.epoch = 0 if recovered.controller is None else recovered.controller.epoch
         self._clock = Clock(not_below=recovered.last_at)
         self._applied_until = 0
-        namespace = "" if recovered.controller is None else f"-{recovered.controller.root}"
+        if recovered.controller is not None:
+            self._root = recovered.controller.root
         self.machine = Machine(
-            warehouse=self._warehouse, epoch=self.epoch, images=recovered.images.items(), namespace=namespace
+            warehouse=self._warehouse, epoch=self.epoch, images=recovered.images.items(), namespace=f"-{self._root}"
         )
         self._commands = CommandProcessor(self.machine)
         for row, seq, epoch in recovered.commands:
@@ -136,7 +149,7 @@ class Controller:
             host=platform.node(),
             pid=os.getpid(),
             started_at=self._clock.now(),
-            root=secrets.token_hex(4) if before is None else before.root,
+            root=self._root,
         )
         changes = dict(self.machine.boot(self._clock.now()).changes)
         if before is None and self._config.parameters:
@@ -189,18 +202,17 @@ class Controller:
             seq = self._write(changes, origin="commands", extra=extra, now=now)
             self._commands.written(seq, self.epoch)
             log.info("applied commands=%d repeated=%d seq=%d changes=%d", len(done), len(repeated), seq, len(changes))
-            return replies + [_reply(outcome.image.id, outcome.reply(seq, self.epoch)) for _, outcome in done]
+            return replies + [
+                _reply(outcome.image.id, outcome.reply(seq, self.epoch), topic.name, record) for record, outcome in done
+            ]
 
     def _repeated(self, topic: Topic, records: Sequence[Record]) -> list[Reply]:
         """The recorded replies of records that were applied before; they may not have been sent."""
         if not records:
             return []
         self._writer.wait_for(self.seq)
-        wanted = {(topic.name, record.partition, record.offset) for record in records}
-        rows, _ = self._tables.load_commands(applied_since_ms=0)
-        # Of two topics that had this name one after the other, the newer row is the later one.
-        found = {(row.topic, row.partition, row.offset): _recorded_reply(row, seq, epoch) for row, seq, epoch in rows}
-        return [found[place] for place in sorted(wanted & found.keys())]
+        rows = self._tables.find_commands(topic.name, [(record.partition, record.offset) for record in records])
+        return [_recorded_reply(row, seq, epoch) for row, seq, epoch in rows]
 
     # What the controller sees and does by itself.
 
@@ -271,8 +283,15 @@ class Controller:
         return self.seq
 
     def _maintain(self, position: int) -> None:
-        """Keeps the journal short; called by the writer of the tables when they have reached `position`."""
-        with self._lock:
+        """Keeps journal and tables short; called by the writer of the tables when they have reached `position`."""
+        if (now := self._clock.now()) - self._tables_maintained_at >= MAINTAIN_TABLES_EVERY_MS:
+            self._tables_maintained_at = now
+            retention_ms = self.machine.state.parameters.command_retention
+            self._tables.maintain(now_ms=now, command_retention_ms=retention_ms)
+        # Not at any price: whoever has the lock may be waiting for the tables, that is, for this thread.
+        if not self._lock.acquire(timeout=1):
+            return
+        try:
             if self.seq - self._maintained_at < MAINTAIN_EVERY or self._stopping:
                 return
             self._maintained_at = self.seq
@@ -284,11 +303,16 @@ class Controller:
                 now_ms=self._clock.now(),
                 retention_ms=self.machine.state.parameters.journal_retention,
             )
+        finally:
+            self._lock.release()
 
 
-def _reply(command_id: str | None, value: bytes) -> Reply:
+def _reply(command_id: str | None, value: bytes, topic: str, record: Record | CommandRow) -> Reply:
+    if len(value) > MAX_REPLY_BYTES:
+        value = protocol.too_long_for_kafka(value, topic=topic, partition=record.partition, offset=record.offset)
     return Reply(None if command_id is None else command_id.encode(), value)
 
 
 def _recorded_reply(row: CommandRow, seq: int, epoch: int) -> Reply:
-    return _reply(row.image.id, protocol.encode_reply(protocol.at_entry(row.image.reply, seq, epoch)))
+    value = protocol.encode_reply(protocol.at_entry(row.image.reply, seq, epoch))
+    return _reply(row.image.id, value, row.topic, row)

@@ -305,6 +305,17 @@ def encode_reply(reply: Reply) -> bytes:
     return _encode(reply)
 
 
+def too_long_for_kafka(reply: bytes, *, topic: str, partition: int, offset: int) -> bytes:
+    """Instead of a reply that Kafka would not take: where its result is to be found."""
+    full = msgspec.json.decode(reply, type=Reply)
+    place = {"table": "commands", "topic": topic, "partition": partition, "offset": offset}
+    if full.error is UNSET:
+        return encode_reply(msgspec.structs.replace(full, result={"too_long": place}))
+    assert isinstance(full.error, ErrorBody)
+    error = ErrorBody(full.error.code, f"{full.error.message} The details are in the row {place}.")
+    return encode_reply(msgspec.structs.replace(full, error=error))
+
+
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of every command."""
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NamedTuple
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -61,6 +62,7 @@ class Service:
         self._last_progress = time.monotonic()
         self._mark: _Mark | None = None
         self._booted = False
+        self._memory_in_doubt = False
         self._said_ready = False
 
     def stop(self) -> None:
@@ -80,6 +82,9 @@ class Service:
             except Stopping:
                 break
             except Exception as error:  # noqa: BLE001 - whatever it is: it is told apart below, and nothing is lost
+                self._memory_in_doubt = True
+                if self._stop.is_set():  # stopping interrupts what the query waits for, and that is no failure
+                    break
                 if (code := self._exit_code(error)) is not None:
                     return code
                 pause_s = _SHORTEST_PAUSE_S if self._last_progress > progress else min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -123,8 +128,10 @@ class Service:
 
     def _run_query(self, topics: Topics, replies: Replies, *, once: bool, on_ready: Callable[[], None] | None) -> None:
         """One life of the query; returns when it ended as it should, raises what ended it otherwise."""
-        # Whatever ended the last one: the truth is in the journal, and the last replies may not have been sent.
-        self.controller.recover()
+        if self._memory_in_doubt:
+            self.controller.recover()
+            self._memory_in_doubt = False
+        # Whatever ended the last life: the replies to the last entry may not have been sent.
         replies.send(self.controller.last_replies)
         stream = CommandStream(
             config=self._config,
@@ -199,8 +206,9 @@ class Service:
 
 
 def _sentence(error: BaseException) -> str:
-    """The first line of an error that may be a whole page of Java."""
-    lines = str(error).strip().splitlines()
+    """One line of an error that may be a whole page of Java."""
+    text = str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)
+    lines = text.strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:500]
 
 
