@@ -18,7 +18,7 @@ from app.follower import Follower
 from app.kafka import KafkaOptionError
 from app.service import EXIT_BROKEN, EXIT_OK, EXIT_USAGE, Service, broker, handle_signals
 from app.spark import session
-from app.state.errors import StateMissing
+from app.state.errors import NewerFormat, StateMissing
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = load_config(options.config)
         return _follow(config) if options.read_only else _serve(config, once=options.once)
-    except (ConfigError, KafkaOptionError, BrokerFailed, StateMissing) as error:
+    except (ConfigError, KafkaOptionError, BrokerFailed, StateMissing, NewerFormat) as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return EXIT_USAGE
     except Corrupt as error:
@@ -71,8 +71,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _log_to_console() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s", stream=sys.stderr)
-    for noisy in ("kafka", "py4j"):
-        logging.getLogger(noisy).setLevel(logging.ERROR)
+    for noisy in ("kafka", "py4j"):  # what they have to say comes as an exception too, and then once
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
 
 
 def _serve(config: Config, *, once: bool) -> int:

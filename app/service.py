@@ -149,6 +149,7 @@ class Service:
                 self._supervise(query, stream, heartbeat_topics)
         finally:
             self._end(query)
+            stream.remove_checkpoint()
         if stream.failure is not None:
             raise stream.failure
         if (error := query.exception()) is not None:
@@ -165,12 +166,15 @@ class Service:
 
     def _supervise(self, query: StreamingQuery, stream: CommandStream, topics: Topics) -> None:
         next_heartbeat = 0.0
-        batches = 0
+        heartbeats = batches = 0
         while query.isActive and not self._stop.is_set():
             if (failure := self.controller.failure) is not None:
                 raise failure
             if time.monotonic() >= next_heartbeat:
                 self._heartbeat(topics)
+                heartbeats += 1
+                if heartbeats > 1:  # a query that fails at once, again and again, is no progress
+                    self._last_progress = time.monotonic()
                 next_heartbeat = time.monotonic() + self._config.streams.heartbeat / 1000
             if stream.batches > batches:
                 batches = stream.batches
@@ -191,7 +195,6 @@ class Service:
         self.controller.heartbeat(applied_until=self._mark.at if reached else None)
         if reached:
             self._mark = None
-        self._last_progress = time.monotonic()
 
     def _end(self, query: StreamingQuery) -> None:
         """The batch in hand is finished, and no other begun."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import time
 import uuid
 from typing import Final
@@ -50,12 +51,13 @@ class CommandStream:
 
     def start(self, spark: SparkSession, *, once: bool) -> StreamingQuery:
         self._topic = self._topics.commands()
+        self._checkpoint = self._new_checkpoint(self._topic)
         self._checked_at = time.monotonic()
         source = spark.readStream.format("kafka").options(**self._source_options(self._topic)).load()
         records = source.selectExpr("partition", "offset", "unix_millis(timestamp) AS timestamp", "value")
         writer = (
             records.writeStream.queryName("commands")
-            .option("checkpointLocation", self._checkpoint(self._topic))
+            .option("checkpointLocation", self._checkpoint)
             .foreachBatch(self._batch)
         )
         return (writer.trigger(availableNow=True) if once else writer.trigger(processingTime="0 seconds")).start()
@@ -75,9 +77,14 @@ class CommandStream:
         }
         return options | {f"kafka.{name}": value for name, value in java_options(self._config.kafka.options).items()}
 
-    def _checkpoint(self, topic: Topic) -> str:
+    def _new_checkpoint(self, topic: Topic) -> str:
         run = f"commands-{self._controller.epoch}-{topic.id[:12]}-{uuid.uuid4().hex[:8]}"
         return f"{self._config.streams.checkpoints.rstrip('/')}/{run}"
+
+    def remove_checkpoint(self) -> None:
+        """Nobody will need it again. On an object store it stays, for a rule of the bucket to remove."""
+        if self._checkpoint.startswith("/"):
+            shutil.rmtree(self._checkpoint, ignore_errors=True)
 
     def _batch(self, frame: DataFrame, _: int) -> None:
         try:

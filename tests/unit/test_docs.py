@@ -7,15 +7,25 @@ import os
 import re
 from pathlib import Path
 
+import msgspec
+
+from app.config import Config
+from app.core.creating import MAX_LEVELS
 from app.core.errors import Code
+from app.core.holding import MAX_HOLD_ID
 from app.core.parameters import Parameters
-from app.protocol import COMMAND_TYPES, json_schema
+from app.core.schema import MAX_CHARACTERS
+from app.protocol import COMMAND_TYPES, MAX_IDS, MAX_MESSAGE_BYTES, json_schema
 from app.simulate import Simulator
+from app.state.schemas import SCHEMAS
 
 ROOT = Path(__file__).parents[2]
-README = ROOT / "README.md"
 EXAMPLES = ROOT / "examples.jsonl"
 DOCS = ROOT / "docs"
+SIMULATE = DOCS / "simulate.md"
+OPERATIONS = DOCS / "operations.md"
+TABLES = DOCS / "tables.md"
+GUARANTEES = DOCS / "guarantees.md"
 COMMANDS = DOCS / "commands.md"
 SCHEMA = DOCS / "commands.schema.json"
 
@@ -42,13 +52,13 @@ def test_the_examples_of_the_commands_get_the_replies_shown() -> None:
     assert matches(COMMANDS, with_replies(COMMANDS.read_text()))
 
 
-def test_the_tour_of_the_readme_is_real() -> None:
-    text = README.read_text()
+def test_the_example_of_the_simulator_is_real() -> None:
+    text = SIMULATE.read_text()
     (lines,) = re.findall(r"```json lines\n(.*?)```", text, re.DOTALL)
     simulator = Simulator()
     replies = "".join(simulator.line(line.encode()).decode() + "\n" for line in lines.splitlines())
     current = re.sub(r"```json replies\n.*?```", lambda _: f"```json replies\n{replies}```", text, flags=re.DOTALL)
-    assert matches(README, current)
+    assert matches(SIMULATE, current)
     assert matches(EXAMPLES, lines)
 
 
@@ -65,3 +75,45 @@ def test_the_json_schema_is_up_to_date() -> None:
     assert matches(SCHEMA, json.dumps(json_schema(), indent=2) + "\n"), (
         "run REWRITE=1 ./test.sh tests/unit/test_docs.py"
     )
+
+
+def config_keys(section: type, prefix: str = "") -> list[str]:
+    keys = []
+    for field in msgspec.structs.fields(section):
+        name = f"{prefix}{field.name}"
+        keys += config_keys(field.type, f"{name}.") if isinstance(field.type, type(msgspec.Struct)) else [name]
+    return keys
+
+
+def test_every_configuration_key_is_documented() -> None:
+    keys = config_keys(Config)
+    assert "kafka.options" in keys
+    assert "give_up_after" in keys
+    section = OPERATIONS.read_text().partition("\n## Configuration\n")[2].partition("\n## ")[0]
+    documented = re.findall(r"^\| `([a-z_.]+)` \|", section, re.MULTILINE)
+    assert sorted(documented) == sorted(keys)
+
+
+def test_every_column_of_every_table_is_documented_with_its_type() -> None:
+    types = {"string": "STRING", "int64": "BIGINT", "int32": "INT", "bool": "BOOLEAN"}
+    text = TABLES.read_text()
+    for name, schema in SCHEMAS.items():
+        section = text.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+        documented = re.findall(r"^\| `(\w+)` \| ([A-Z]+)", section, re.MULTILINE)
+        expected = [
+            (field.name, types.get(str(field.type), "ARRAY" if "list" in str(field.type) else "TIMESTAMP"))
+            for field in schema.columns
+        ]
+        assert documented == expected, name
+
+
+def test_the_limits_are_those_of_the_program() -> None:
+    text = GUARANTEES.read_text()
+    for limit in (MAX_MESSAGE_BYTES, MAX_IDS, MAX_CHARACTERS, MAX_HOLD_ID, MAX_LEVELS):
+        assert re.search(rf"^\|.*\| {limit:,}\b", text, re.MULTILINE), limit
+
+
+def test_every_link_between_the_pages_leads_somewhere() -> None:
+    for page in [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CHANGELOG.md", *DOCS.glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"

@@ -1,0 +1,72 @@
+"""The demo runs from beginning to end, in a directory of its own, and leaves nothing behind but its log."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+JOB = Path(__file__).parents[2] / "jobs" / "demo.py"
+LIMIT_S = 300  # on a busy machine; the aim, two minutes, is for a quiet one
+
+
+def start(directory: Path) -> subprocess.Popen[str]:
+    (directory / "tmp").mkdir()
+    environment = {**os.environ, "TMPDIR": str(directory / "tmp"), "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(
+        [sys.executable, str(JOB)],
+        cwd=directory,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def roots(directory: Path) -> list[str]:
+    return [each.name for each in (directory / "tmp").iterdir() if each.name.startswith("holdfast-demo-")]
+
+
+def test_it_tells_its_story_and_removes_its_root(tmp_path: Path) -> None:
+    with start(tmp_path) as demo:
+        output, errors = demo.communicate(timeout=LIMIT_S)
+    assert (demo.returncode, errors) == (0, "")
+    lines = output.splitlines()
+    assert len(lines) <= 110
+    tables = re.findall(r"^  (\w+(?: \(dropped\))?) +(\S+)  (\S+)  (.+)$", output, re.MULTILINE)
+    for row in (
+        ("orders", "12:00", "12:30", "no policy"),
+        ("orders", "12:29", "12:45", "export: policy"),
+        ("orders", "12:35", "13:30", "totals: hold of 'report'"),
+        ("export", "13:29", "14:00", "hold of 'notebook'"),
+        ("export", "13:59", "14:00", "policy"),
+        ("totals (dropped)", "13:00", "13:30", "hold of 'report'"),
+        ("orders", "13:20", "13:30", "policy"),
+    ):
+        assert row in tables
+    for words in (
+        "SINCE_VIOLATION. The earliest time left is 12:35",
+        "lease expired",
+        "COLLECTION_MISSING",
+        "'dropped'",
+    ):
+        assert words in output
+    assert roots(tmp_path) == []
+    assert (tmp_path / ".holdfast" / "logs" / "demo.log").exists()
+
+
+def test_an_interrupt_ends_it_tidily(tmp_path: Path) -> None:
+    with start(tmp_path) as demo:
+        assert demo.stdout is not None
+        assert "Starting" in demo.stdout.readline()
+        time.sleep(2)
+        demo.send_signal(signal.SIGTERM)
+        _, errors = demo.communicate(timeout=LIMIT_S)
+    assert demo.returncode == 130
+    assert "Interrupted." in errors
+    assert "Traceback" not in errors
+    assert roots(tmp_path) == []
