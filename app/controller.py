@@ -263,6 +263,14 @@ class Controller:
         """Why the tables cannot be written any more, if so."""
         return self._writer.failure
 
+    def check(self) -> None:
+        """Raises what keeps the tables from being written, if anything does."""
+        if isinstance(self.failure, Fenced):
+            with self._lock:
+                self._journal.look(self.epoch)  # the journal knows who replaced us; a table knows only the epoch
+        if self.failure is not None:
+            raise self.failure
+
     def wait_for_tables(self) -> None:
         self._writer.wait_for(self.seq)
 

@@ -168,8 +168,7 @@ class Service:
         next_heartbeat = 0.0
         heartbeats = batches = 0
         while query.isActive and not self._stop.is_set():
-            if (failure := self.controller.failure) is not None:
-                raise failure
+            self.controller.check()
             if time.monotonic() >= next_heartbeat:
                 self._heartbeat(topics)
                 heartbeats += 1

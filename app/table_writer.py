@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from app.failpoints import reach
 from app.state.changes import Pending
 from app.state.entries import JournalRow
+from app.state.errors import Fenced
 from app.state.tables import Tables
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,8 @@ class TableWriter:
             while self._merge_once():
                 self._after_merge(self._reached)
         except BaseException as error:  # whatever it is, the controller must hear of it: it stops for it
-            log.exception("the tables cannot be written")
+            if not isinstance(error, Fenced):  # to be replaced is no failure
+                log.exception("the tables cannot be written")
             with self._changed:
                 self.failure = error
                 self._changed.notify_all()

@@ -1,0 +1,228 @@
+"""Whatever comes twice is applied once, and whatever is lost but the journal is not missed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kafka import KafkaConsumer, TopicPartition
+
+from app.broker import EmbeddedBroker
+from app.config import Config
+from app.controller import Record
+from app.topics import Topics
+from tests.e2e.harness import Row, Running, by, config_under, delete_topic, places, table, wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# kafka-python leaves the socket of every refused connection to the garbage collector, which comes when it likes: so
+# the test that kills Kafka is the first here, and all of them forgive it.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
+STATE = ("collections", "holds", "shards", "commands")
+
+
+def create(id_: str, *collections: str) -> dict[str, Any]:
+    tables = [{"id": each, "data_source": {"kind": "table"}, "schema": "k STRING"} for each in collections]
+    return {"type": "create_collections", "id": id_, "register_ts": 5, "collections": tables}
+
+
+def acquire(id_: str, *collections: str) -> dict[str, Any]:
+    return {"type": "acquire_read_holds", "id": id_, "collections": list(collections), "holder": "a test"}
+
+
+def state_of(config: Config) -> dict[str, list[Row]]:
+    return {name: sorted(table(config, name), key=repr) for name in STATE}
+
+
+def records_of(config: Config) -> list[Record]:
+    """All that is on the first partition of the command topic, as the controller gets it."""
+    consumer = KafkaConsumer(bootstrap_servers=config.kafka.bootstrap_servers, group_id=None)
+    partition = TopicPartition(config.kafka.commands_topic, 0)
+    consumer.assign([partition])
+    consumer.seek_to_beginning(partition)
+    end = consumer.end_offsets([partition])[partition]
+    found: list[Record] = []
+
+    def all_there() -> bool:
+        for records in consumer.poll(timeout_ms=100).values():
+            found.extend(Record(0, each.offset, each.timestamp, each.value or b"") for each in records)
+        return len(found) >= int(end)
+
+    wait_until(all_there, f"{end} records are read back")
+    consumer.close()
+    return found
+
+
+def test_kafka_may_be_killed_under_a_running_controller(spark: SparkSession, tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path / "kafka") as own:
+        config = config_under(tmp_path, own.bootstrap_servers)
+        with Running(config, spark) as running:
+            running.ask(create("c1", "orders"), acquire("h1", "orders"))
+            own.kill()
+            own.start()
+            assert own.bootstrap_servers == config.kafka.bootstrap_servers
+            replies = running.ask(*(acquire(f"k{number}", "orders") for number in range(3)), limit_s=120)
+            assert [reply["status"] for reply in replies] == ["ok"] * 3
+            assert by("id", running.table("commands")).keys() == {"c1", "h1", "k0", "k1", "k2"}
+            holds = {"h1/orders", "k0/orders", "k1/orders", "k2/orders"}
+            assert by("hold", running.table("holds")).keys() == holds
+            assert running.controller.epoch == 1  # it was the same controller all the time
+
+
+def test_the_same_command_sent_twice_is_applied_once_and_answered_twice(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    config = config_under(tmp_path, broker.bootstrap_servers)
+    with Running(config, spark) as running:
+        hold = acquire("h1", "orders")
+        running.ask(create("c1", "orders"), hold)
+        release = {"type": "release_read_holds", "id": "r1", "holds": ["h1/orders"]}
+        running.ask(release)
+        # In a batch of its own, and twice in one batch: the hold does not come back.
+        running.send(hold)
+        running.wait_for_replies(4)
+        running.send(hold, release, hold)
+        running.wait_for_replies(7)
+        assert len(running.replies["h1"]) == 4
+        assert all(reply == running.replies["h1"][0] for reply in running.replies["h1"])
+        assert all(reply == running.replies["r1"][0] for reply in running.replies["r1"])
+        # Other bytes under a known id are another command, and refused.
+        running.send(acquire("h1", "orders") | {"purpose": "another"})
+        running.wait_for_replies(8)
+        assert running.replies["h1"][-1]["error"]["path"] == "$.id"
+        assert running.table("holds") == []
+        assert places(config) == [(0, offset) for offset in range(8)]
+    # The next controller knows the ids too.
+    with Running(config, spark) as running:
+        before = running.controller.seq
+        (place,) = running.send(hold)
+        wait_until(lambda: running.controller.seq > before, "the duplicate is recorded")
+        assert running.table("holds") == []
+        assert places(config)[-1] == place == (0, 8)
+        running.wait_for_replies(10)  # with the one that was sent again at the start
+        assert running.replies["h1"][-1] == running.replies["h1"][0]
+
+
+def test_a_restart_keeps_everything_and_sends_the_last_replies_again(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    config = config_under(tmp_path, broker.bootstrap_servers)
+    with Running(config, spark) as running:
+        running.ask(create("c1", "orders"))
+        running.ask(acquire("h1", "orders"))
+        beats = running.heartbeats  # the shard's since follows its collection's with the next one
+        wait_until(lambda: running.heartbeats > beats + 1, "another heartbeat")
+        running.wait_for_tables()
+        before, epoch = state_of(config), running.controller.epoch
+    with Running(config, spark) as running:
+        running.wait_for_replies(3)
+        assert running.replies["h1"][1:] == running.replies["h1"][:1]
+        assert len(running.replies["c1"]) == 1
+        assert running.controller.epoch == epoch + 1
+        running.wait_for_tables()
+        assert state_of(config) == before
+        (reply,) = running.ask(acquire("h2", "orders"))
+        assert (reply["status"], reply["epoch"]) == ("ok", epoch + 1)
+        assert by("hold", running.table("holds")).keys() == {"h1/orders", "h2/orders"}
+
+
+def lose_checkpoint(config: Config) -> None:
+    shutil.rmtree(config.streams.checkpoints)
+
+
+def lose_last_commit(config: Config) -> None:
+    """What Spark wrote when the last batch was done: a query that goes by it would run that batch again."""
+    commits = [each for each in Path(config.streams.checkpoints).glob("*/commits/*") if each.name.isdigit()]
+    max(commits, key=lambda each: int(each.name)).unlink()
+
+
+@pytest.mark.parametrize("lose", [lose_checkpoint, lose_last_commit])
+def test_what_spark_noted_may_be_lost(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path, lose: Callable[[Config], None]
+) -> None:
+    config = config_under(tmp_path, broker.bootstrap_servers)
+    with Running(config, spark) as running:
+        running.ask(create("c1", "orders"), acquire("h1", "orders"))
+    before = state_of(config)
+    running.send(acquire("h2", "orders"))  # while nobody is there
+    running.close()
+    lose(config)
+    with Running(config, spark) as running:
+        assert [reply["status"] for reply in running.answers("h2")] == ["ok"]
+        assert by("hold", running.table("holds")).keys() == {"h1/orders", "h2/orders"}
+        assert places(config) == [(0, 0), (0, 1), (0, 2)]
+        assert sorted(table(config, "collections"), key=repr) == before["collections"]
+
+
+def test_a_topic_that_was_made_anew_is_applied_from_its_beginning(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    config = config_under(tmp_path, broker.bootstrap_servers)
+    with Running(config, spark) as running:
+        running.ask(create("c1", "a", "b", "c", "d"))
+        running.ask(acquire("h1", "a"))
+        running.ask(acquire("h2", "b"))
+    # Between two lives, with fewer records than the old one had; then under a running controller, with more.
+    delete_topic(config, config.kafka.commands_topic)
+    with Running(config, spark) as running:
+        (reply,) = running.ask(acquire("n1", "c"))
+        assert reply["status"] == "ok"
+        running.wait_for_tables()
+        assert sorted(places(config)) == [(0, 0), (0, 0), (0, 1), (0, 2)]
+        delete_topic(config, config.kafka.commands_topic)
+        beats = running.heartbeats
+        wait_until(lambda: running.heartbeats > beats + 1, "the controller goes on with the new topic", 120)
+        replies = running.ask(*(acquire(f"m{number}", "d") for number in range(5)), limit_s=120)
+        assert [reply["status"] for reply in replies] == ["ok"] * 5
+        expected = {"h1/a", "h2/b", "n1/c", *(f"m{number}/d" for number in range(5))}
+        assert by("hold", running.table("holds")).keys() == expected
+        assert by("id", running.table("commands")).keys() == {hold.partition("/")[0] for hold in expected} | {"c1"}
+
+
+def test_a_batch_that_is_run_again_gives_the_recorded_replies_and_changes_nothing(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    config = config_under(tmp_path, broker.bootstrap_servers, heartbeat_ms=3_600_000)
+    with Running(config, spark) as running:
+        lines = [create("c1", "orders"), acquire("h1", "orders"), acquire("h2", "nobody")]
+        running.send(
+            *lines, b"\xff", None, lines[1], {"type": "release_read_holds", "id": "r1", "holds": ["h1/orders"]}
+        )
+        running.wait_for_replies(7)
+        running.wait_for_tables()
+        before, seq = state_of(config), running.controller.seq
+        topics = Topics(config.kafka, config.kafka.bootstrap_servers)
+        topic = topics.commands()
+        topics.close()
+        records = records_of(config)
+        assert len(records) == 7
+        again = running.controller.apply(topic, records)
+        consumer = KafkaConsumer(bootstrap_servers=broker.bootstrap_servers, group_id=None)
+        sent = TopicPartition(config.kafka.replies_topic, 0)
+        consumer.assign([sent])
+        consumer.seek_to_beginning(sent)
+        got: list[tuple[bytes | None, bytes]] = []
+
+        def all_there() -> bool:
+            for found in consumer.poll(timeout_ms=100).values():
+                got.extend((each.key, each.value) for each in found)
+            return len(got) >= 7
+
+        wait_until(all_there, "the replies are read back")
+        consumer.close()
+        assert [(reply.key, reply.value) for reply in again] == got
+        # A part of it again, in another order: the same.
+        assert running.controller.apply(topic, records[5:0:-2]) == [again[1], again[3], again[5]]
+        running.wait_for_tables()
+        assert running.controller.seq == seq
+        assert state_of(config) == before
+        # A batch of which a part is new: only that is applied.
+        (place,) = running.send(acquire("h3", "orders"))
+        running.wait_for_replies(8)
+        assert place == (0, 7)
+        assert by("hold", running.table("holds")).keys() == {"h3/orders"}
