@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from kafka import KafkaConsumer, TopicPartition
 from app.broker import EmbeddedBroker
 from app.config import Config
 from app.controller import Record
+from app.streams.commands import CommandStream
 from app.topics import Topics
 from tests.e2e.harness import Row, Running, by, config_under, delete_topic, places, table, wait_until
 
@@ -131,32 +131,42 @@ def test_a_restart_keeps_everything_and_sends_the_last_replies_again(
         assert by("hold", running.table("holds")).keys() == {"h1/orders", "h2/orders"}
 
 
-def lose_checkpoint(config: Config) -> None:
-    shutil.rmtree(config.streams.checkpoints)
-
-
-def lose_last_commit(config: Config) -> None:
-    """What Spark wrote when the last batch was done: a query that goes by it would run that batch again."""
-    commits = [each for each in Path(config.streams.checkpoints).glob("*/commits/*") if each.name.isdigit()]
-    max(commits, key=lambda each: int(each.name)).unlink()
-
-
-@pytest.mark.parametrize("lose", [lose_checkpoint, lose_last_commit])
-def test_what_spark_noted_may_be_lost(
-    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path, lose: Callable[[Config], None]
-) -> None:
+def test_what_spark_noted_may_be_lost(spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path) -> None:
     config = config_under(tmp_path, broker.bootstrap_servers)
     with Running(config, spark) as running:
         running.ask(create("c1", "orders"), acquire("h1", "orders"))
     before = state_of(config)
     running.send(acquire("h2", "orders"))  # while nobody is there
     running.close()
-    lose(config)
+    shutil.rmtree(config.streams.checkpoints)
     with Running(config, spark) as running:
         assert [reply["status"] for reply in running.answers("h2")] == ["ok"]
         assert by("hold", running.table("holds")).keys() == {"h1/orders", "h2/orders"}
         assert places(config) == [(0, 0), (0, 1), (0, 2)]
         assert sorted(table(config, "collections"), key=repr) == before["collections"]
+
+
+def test_a_batch_that_spark_runs_again_is_not_applied_again(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a checkpoint that is kept and taken up again, and without the note that its last batch was done."""
+    kept = tmp_path / "kept"
+    monkeypatch.setattr(CommandStream, "_new_checkpoint", lambda *_: str(kept))
+    monkeypatch.setattr(CommandStream, "remove_checkpoint", lambda _: None)
+    config = config_under(tmp_path, broker.bootstrap_servers)
+    with Running(config, spark) as running:
+        running.ask(create("c1", "orders"))
+        running.ask(acquire("h1", "orders"))
+    before = state_of(config)
+    commits = [each for each in (kept / "commits").iterdir() if each.name.isdigit()]
+    max(commits, key=lambda each: int(each.name)).unlink()
+    with Running(config, spark) as running:
+        running.wait_for_replies(4)  # that to h1 once more at boot, and once more by the batch
+        assert running.replies["h1"] == [running.replies["h1"][0]] * 3
+        assert state_of(config) == before
+        running.ask(acquire("h2", "orders"))
+        assert by("hold", running.table("holds")).keys() == {"h1/orders", "h2/orders"}
+        assert places(config) == [(0, 0), (0, 1), (0, 2)]
 
 
 def test_a_topic_that_was_made_anew_is_applied_from_its_beginning(
