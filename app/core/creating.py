@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heappush
@@ -30,6 +31,7 @@ from app.core.policy import NoPolicy
 from app.core.schema import RESERVED_COLUMNS, parse_schema
 
 MAX_LEVELS: Final = 64
+_TABLE_IDS: Final = uuid.UUID("6ad0b0d2-5c8c-4f6e-9d0f-4f1d5f0f7a11")
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -38,6 +40,7 @@ class Found(msgspec.Struct, frozen=True):
     since: Frontier
     upper: Frontier
     log_version: int
+    table_id: str
 
 
 class Registrar:
@@ -196,11 +199,17 @@ class Registrar:
 
     def _new_shard(self, owner: str, location: str | None, format: str) -> Shard:
         id, location = self._free_name(owner, location)
-        shard = Shard(id=id, location=location, format=format, owner=owner)
+        shard = Shard(id=id, location=location, format=format, owner=owner, table_id=table_id_of(id))
         if (found := self._found.get(location)) is not None:
             if found.since == EMPTY:
                 raise invalid(f"The table at {location!r} was given up: its since is []. It cannot be taken up again.")
-            shard = msgspec.structs.replace(shard, since=found.since, upper=found.upper, log_version=found.log_version)
+            shard = msgspec.structs.replace(
+                shard,
+                since=found.since,
+                upper=found.upper,
+                log_version=found.log_version,
+                table_id=found.table_id,
+            )
         self._new_shards += 1
         self._new_locations.add(location, id)
         self._draft.put_shard(shard)
@@ -225,6 +234,11 @@ class Registrar:
         if (shard := self._draft.state.taken.overlapping(location)) is not None:
             return f"the shard {shard!r}"
         return None if self._new_locations.overlapping(location) is None else "another collection in this command"
+
+
+def table_id_of(shard: str) -> str:
+    """The id that the Delta table of a new shard gets: whoever creates it, it is the same table."""
+    return str(uuid.uuid5(_TABLE_IDS, shard))
 
 
 def _distinct(descriptions: Iterable[Description]) -> dict[str, Description]:

@@ -64,6 +64,7 @@ class Shard(msgspec.Struct, frozen=True, gc=False):
     location: str
     format: str
     owner: str
+    table_id: str = ""  # Delta's id of the table: another table that appears at this location is not this shard
     since: Frontier = ZERO
     upper: Frontier = ZERO
     log_version: int | None = None  # None: never seen on disk
@@ -71,6 +72,7 @@ class Shard(msgspec.Struct, frozen=True, gc=False):
     state: ShardState = "live"
     dropped_at: int | None = None
     finalized_at: int | None = None
+    purged_at: int | None = None  # when nothing of it was left on disk
     attempts: int = 0
     last_error: str | None = None
 

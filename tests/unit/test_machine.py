@@ -29,7 +29,7 @@ def table(id: str, location: str | None = None) -> Description:
 
 
 def test_a_table_that_is_there_already_brings_its_frontiers() -> None:
-    there = {"/warehouse/old": Found(since=Frontier(7), upper=Frontier(20), log_version=3)}
+    there = {"/warehouse/old": Found(since=Frontier(7), upper=Frontier(20), log_version=3, table_id="t-1")}
     one = machine()
     one.create_collections(0, [table("a", "/warehouse/old")], register_ts=5, found=there)
     a = one.state.collections["a"]
@@ -39,10 +39,10 @@ def test_a_table_that_is_there_already_brings_its_frontiers() -> None:
 
 def test_a_closed_table_can_be_registered_but_not_one_that_was_given_up() -> None:
     one = machine()
-    closed = {"/warehouse/old": Found(since=Frontier(7), upper=EMPTY, log_version=3)}
+    closed = {"/warehouse/old": Found(since=Frontier(7), upper=EMPTY, log_version=3, table_id="t-1")}
     one.create_collections(0, [table("a", "/warehouse/old")], register_ts=5, found=closed)
     assert one.state.collections["a"].upper == EMPTY
-    given_up = {"/warehouse/gone": Found(since=EMPTY, upper=EMPTY, log_version=9)}
+    given_up = {"/warehouse/gone": Found(since=EMPTY, upper=EMPTY, log_version=9, table_id="t-1")}
     with pytest.raises(Refused, match="was given up"):
         one.create_collections(0, [table("b", "/warehouse/gone")], register_ts=5, found=given_up)
     fold(one.state.images().items())
@@ -90,7 +90,7 @@ def test_no_lease_ends_after_the_year_9999() -> None:
 
 def test_the_least_pinned_version_of_a_shard() -> None:
     one = machine()
-    found = {"/warehouse/old": Found(since=Frontier(0), upper=Frontier(20), log_version=8)}
+    found = {"/warehouse/old": Found(since=Frontier(0), upper=Frontier(20), log_version=8, table_id="t-1")}
     one.create_collections(0, [table("a", "/warehouse/old")], register_ts=5, found=found)
     assert least_pinned_version(one.state, "a-1") is None
     pin = {"collections": ["a"], "at": None, "holder": "h", "lease_ms": 100, "pin_files": True}
