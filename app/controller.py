@@ -14,9 +14,8 @@ import secrets
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
-from app import protocol
 from app.clock import Clock, wall_ms
 from app.commands import CommandProcessor, Outcome
 from app.config import Config, texts
@@ -25,6 +24,7 @@ from app.core.images import Changes
 from app.core.locations import Warehouse
 from app.core.machine import Machine
 from app.failpoints import reach
+from app.records import Record, Reply, Topic, recorded_reply, reply_to, rows_of
 from app.state.entries import JournalRow
 from app.state.errors import Fenced
 from app.state.journal import Journal
@@ -32,13 +32,10 @@ from app.state.recovery import (
     FORMAT,
     ControllerImage,
     Recovered,
-    command_row,
     controller_row,
     image_row,
-    offset_row,
     recover,
 )
-from app.state.rows import CommandRow
 from app.state.tables import Tables
 from app.table_writer import TableWriter
 
@@ -47,29 +44,6 @@ log = logging.getLogger(__name__)
 MAINTAIN_EVERY: Final = 200
 """Entries between two rounds of maintenance of the journal."""
 MAINTAIN_TABLES_EVERY_MS: Final = 60_000
-MAX_REPLY_BYTES: Final = 900_000
-"""Kafka takes records of up to 1 MiB by default; a larger reply only says where the result is."""
-
-
-class Record(NamedTuple):
-    """One record of the command topic."""
-
-    partition: int
-    offset: int
-    timestamp: int
-    value: bytes
-
-
-class Topic(NamedTuple):
-    """The command topic. A topic that was deleted and made anew has another id, and its offsets start anew."""
-
-    name: str
-    id: str
-
-
-class Reply(NamedTuple):
-    key: bytes | None
-    value: bytes
 
 
 class Stopping(Exception):
@@ -134,7 +108,7 @@ class Controller:
             self._commands.restore(row.image, seq=seq, epoch=epoch)
         self._offsets = dict(recovered.offsets)
         last = max((seq for _, seq, _ in recovered.commands), default=0)
-        self.last_replies = [_recorded_reply(row, seq, epoch) for row, seq, epoch in recovered.commands if seq == last]
+        self.last_replies = [recorded_reply(row, seq, epoch) for row, seq, epoch in recovered.commands if seq == last]
         self._writer.replace(recovered.tables_behind, upto=recovered.seq)
         self.seq = recovered.seq
         return recovered
@@ -191,20 +165,10 @@ class Controller:
             replies = self._repeated(topic, repeated)
             if not done:
                 return replies
-            extra = [
-                command_row(topic.id, CommandRow(topic.name, record.partition, record.offset, outcome.image))
-                for record, outcome in done
-            ]
-            extra += [
-                offset_row(topic.id, partition, self._offsets[f"{topic.id}/{partition}"])
-                for partition in sorted({record.partition for record, _ in done})
-            ]
-            seq = self._write(changes, origin="commands", extra=extra, now=now)
+            seq = self._write(changes, origin="commands", extra=rows_of(topic, done), now=now)
             self._commands.written(seq, self.epoch)
             log.info("applied commands=%d repeated=%d seq=%d changes=%d", len(done), len(repeated), seq, len(changes))
-            return replies + [
-                _reply(outcome.image.id, outcome.reply(seq, self.epoch), topic.name, record) for record, outcome in done
-            ]
+            return replies + [reply_to(record, outcome, topic, seq=seq, epoch=self.epoch) for record, outcome in done]
 
     def _repeated(self, topic: Topic, records: Sequence[Record]) -> list[Reply]:
         """The recorded replies of records that were applied before; they may not have been sent."""
@@ -212,7 +176,7 @@ class Controller:
             return []
         self._writer.wait_for(self.seq)
         rows = self._tables.find_commands(topic.name, [(record.partition, record.offset) for record in records])
-        return [_recorded_reply(row, seq, epoch) for row, seq, epoch in rows]
+        return [recorded_reply(row, seq, epoch) for row, seq, epoch in rows]
 
     # What the controller sees and does by itself.
 
@@ -313,14 +277,3 @@ class Controller:
             )
         finally:
             self._lock.release()
-
-
-def _reply(command_id: str | None, value: bytes, topic: str, record: Record | CommandRow) -> Reply:
-    if len(value) > MAX_REPLY_BYTES:
-        value = protocol.too_long_for_kafka(value, topic=topic, partition=record.partition, offset=record.offset)
-    return Reply(None if command_id is None else command_id.encode(), value)
-
-
-def _recorded_reply(row: CommandRow, seq: int, epoch: int) -> Reply:
-    value = protocol.encode_reply(protocol.at_entry(row.image.reply, seq, epoch))
-    return _reply(row.image.id, value, row.topic, row)

@@ -8,8 +8,8 @@ from typing import Final
 from kafka import KafkaProducer
 
 from app.config import KafkaConfig
-from app.controller import Reply
 from app.kafka import client_options
+from app.records import Reply
 
 SEND_TIMEOUT_S: Final = 30.0
 

@@ -24,8 +24,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from app.broker import EmbeddedBroker
 from app.config import Config
-from app.controller import Controller, Stopping, Topic
+from app.controller import Controller, Stopping
 from app.core.errors import BrokenInvariant, Corrupt
+from app.records import Topic
 from app.replies import Replies
 from app.state.errors import Fenced, NewerFormat, UnsafeStore
 from app.streams.commands import CommandStream

@@ -11,8 +11,8 @@ from kafka.errors import KafkaError, TopicAlreadyExistsError
 from kafka.protocol.consumer import IsolationLevel
 
 from app.config import KafkaConfig
-from app.controller import Topic
 from app.kafka import client_options
+from app.records import Topic
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from app.config import Config
-from app.controller import Controller, Record, Topic
+from app.controller import Controller
 from app.failpoints import reach
 from app.kafka import java_options
+from app.records import Record, Topic
 from app.replies import Replies
 from app.topics import Topics
 

@@ -15,7 +15,8 @@ from typing import Any
 
 from app.broker import EmbeddedBroker
 from app.config import Config
-from app.controller import MAINTAIN_EVERY, Controller, Record
+from app.controller import MAINTAIN_EVERY, Controller
+from app.records import Record
 from app.replies import Replies
 from app.service import EXIT_FENCED
 from app.state.journal import Journal

@@ -11,7 +11,7 @@ from kafka import KafkaConsumer, TopicPartition
 
 from app.broker import EmbeddedBroker
 from app.config import Config
-from app.controller import Record
+from app.records import Record
 from app.streams.commands import CommandStream
 from app.topics import Topics
 from tests.e2e.harness import Row, Running, by, config_under, delete_topic, places, table, wait_until
