@@ -6,13 +6,14 @@ nested. In the tables times of day are TIMESTAMP and JSON is text; see `app.stat
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import UNSET
 
 from app.commands import CommandImage
 from app.core.descriptions import Description, source_kind
+from app.core.errors import Corrupt
 from app.core.frontier import frontier_of, value_of
 from app.core.images import Collection, Hold, Shard, decode_custom, encode_custom
 from app.core.policy import Policy
@@ -60,38 +61,17 @@ def collection_row(image: Collection, created_seq: int, updated_seq: int) -> Row
 
 
 def hold_row(image: Hold, updated_seq: int) -> Row:
-    return {
-        "hold": image.id,
-        "collection": image.collection,
-        "holder": image.holder,
-        "purpose": image.purpose,
-        "since": value_of(image.since),
-        "acquired_at": image.acquired_at,
-        "lease_ms": image.lease_ms,
-        "lease_expires_at": image.lease_expires_at,
-        "pin_files": image.pin_files,
-        "pinned_version": image.pinned_version,
-        "updated_seq": updated_seq,
-    }
+    return _row("hold", image, updated_seq)
 
 
 def shard_row(image: Shard, updated_seq: int) -> Row:
-    return {
-        "shard": image.id,
-        "location": image.location,
-        "format": image.format,
-        "owner": image.owner,
-        "since": value_of(image.since),
-        "upper": value_of(image.upper),
-        "log_version": image.log_version,
-        "epoch": image.epoch,
-        "state": image.state,
-        "dropped_at": image.dropped_at,
-        "finalized_at": image.finalized_at,
-        "attempts": image.attempts,
-        "last_error": image.last_error,
-        "updated_seq": updated_seq,
-    }
+    return _row("shard", image, updated_seq)
+
+
+def _row(key: str, image: Hold | Shard, updated_seq: int) -> Row:
+    """The fields are the columns, but for the id, which is named after what it is the id of."""
+    row: Row = msgspec.to_builtins(image, enc_hook=encode_custom)
+    return {key: row.pop("id"), **row, "updated_seq": updated_seq}
 
 
 def command_row(row: CommandRow, seq: int, epoch: int) -> Row:
@@ -144,36 +124,23 @@ def collection_image(row: Row) -> Collection:
 
 
 def hold_image(row: Row) -> Hold:
-    return Hold(
-        id=row["hold"],
-        collection=row["collection"],
-        holder=row["holder"],
-        purpose=row["purpose"],
-        since=frontier_of(row["since"]),
-        acquired_at=row["acquired_at"],
-        lease_ms=row["lease_ms"],
-        lease_expires_at=row["lease_expires_at"],
-        pin_files=row["pin_files"],
-        pinned_version=row["pinned_version"],
-    )
+    return _image(Hold, "hold", row)
 
 
 def shard_image(row: Row) -> Shard:
-    return Shard(
-        id=row["shard"],
-        location=row["location"],
-        format=row["format"],
-        owner=row["owner"],
-        since=frontier_of(row["since"]),
-        upper=frontier_of(row["upper"]),
-        log_version=row["log_version"],
-        epoch=row["epoch"],
-        state=row["state"],
-        dropped_at=row["dropped_at"],
-        finalized_at=row["finalized_at"],
-        attempts=row["attempts"],
-        last_error=row["last_error"],
-    )
+    if row["table_id"] is None:  # written before there was this column
+        row = {column: value for column, value in row.items() if column != "table_id"}
+    return _image(Shard, "shard", row)
+
+
+_Image = TypeVar("_Image", Hold, Shard)
+
+
+def _image(kind: type[_Image], key: str, row: Row) -> _Image:
+    try:
+        return msgspec.convert({**row, "id": row[key]}, kind, dec_hook=decode_custom)
+    except msgspec.ValidationError as error:
+        raise Corrupt(f"The row of {key} {row[key]!r} cannot be read: {error}") from error
 
 
 def command_of(row: Row) -> CommandRow:

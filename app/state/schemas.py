@@ -80,6 +80,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
                 ("location", _TEXT),
                 ("format", _TEXT),
                 ("owner", _TEXT),
+                ("table_id", _TEXT),
                 ("since", _LONG),
                 ("upper", _LONG),
                 ("log_version", _LONG),
@@ -87,6 +88,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
                 ("state", _TEXT),
                 ("dropped_at", _TIME),
                 ("finalized_at", _TIME),
+                ("purged_at", _TIME),
                 ("attempts", _LONG),
                 ("last_error", _TEXT),
                 ("updated_seq", _LONG),
@@ -171,12 +173,15 @@ def to_arrow(table: str, found: Sequence[Row]) -> pa.Table:
 
 
 def from_arrow(table: str, found: pa.Table) -> Iterator[Row]:
-    """Rows as `to_arrow` takes them, but for JSON, which stays text."""
+    """Rows as `to_arrow` takes them, but for JSON, which stays text. Columns that the table lacks yet are null."""
     names = SCHEMAS[table].columns.names
     times = set(SCHEMAS[table].times)
-    columns = []
+    there = set(found.column_names)
+    columns: list[list[Any]] = []
     for name in names:
-        column = found.column(name)
+        column = (
+            found.column(name) if name in there else pa.nulls(found.num_rows, SCHEMAS[table].columns.field(name).type)
+        )
         if name in times:
             column = column.cast(_TIME).cast(_LONG)
             columns.append([None if value is None else value // 1_000 for value in column.to_pylist()])

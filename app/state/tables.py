@@ -15,17 +15,18 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake import CommitProperties, Transaction, write_deltalake
+from deltalake.exceptions import DeltaError
 
 from app.core.images import COLLECTION, HOLD, SHARD, Image, Key
 from app.state import rows
 from app.state.changes import Change, Pending
-from app.state.commit_log import NO_HOOKS, commit_path
-from app.state.errors import Fenced, OutcomeUnknown, StateMissing
+from app.state.commit_log import NO_HOOKS
+from app.state.errors import Fenced, OutcomeUnknown
 from app.state.rows import CommandRow
 from app.state.schemas import SCHEMAS, from_arrow, gone_row, row_of, table_of, to_arrow
-from app.state.store import Store, open_store
+from app.state.store import open_store
+from app.state.table_setup import add_missing_columns, open_table
 from app.state.table_upkeep import TableUpkeep, files_of_commit
 
 log = logging.getLogger(__name__)
@@ -151,7 +152,7 @@ class _Table:
     def __init__(self, name: str, uri: str, options: dict[str, str], *, read_only: bool) -> None:
         self._name = name
         self._store = open_store(uri, options)
-        self._handle = _open(name, uri, options, self._store, read_only=read_only)
+        self._handle = open_table(name, uri, options, self._store, read_only=read_only)
         self._upkeep = TableUpkeep(name, self._store)
 
     @property
@@ -193,6 +194,7 @@ class _Table:
 
     def _write(self, parts: Sequence[_Part], upto: int, epoch: int) -> None:
         """One commit after the handle's version, or none; durable when this returns."""
+        add_missing_columns(self._name, self._handle, self._store)
         properties = CommitProperties(
             max_commit_retries=0, app_transactions=[Transaction(POSITION, upto), Transaction(EPOCH, epoch)]
         )
@@ -254,41 +256,3 @@ class _Table:
             self._upkeep.forget(self._handle, before_ms=forget_before_ms)
         self._upkeep.run(self._handle)
         self._sync(before)
-
-
-def _open(name: str, uri: str, options: dict[str, str], store: Store, *, read_only: bool) -> DeltaTable:
-    if not DeltaTable.is_deltatable(uri, options):
-        if read_only:
-            raise StateMissing(f"There is no Holdfast state: no table {name} at {uri}. Is `root` right?")
-        _create(name, uri, options, store)
-    try:
-        return DeltaTable(uri, storage_options=options)
-    except TableNotFoundError as error:
-        raise StateMissing(f"There is no Holdfast state: no table {name} at {uri}. Is `root` right?") from error
-
-
-def _create(name: str, uri: str, options: dict[str, str], store: Store) -> None:
-    schema = SCHEMAS[name]
-    try:
-        DeltaTable.create(
-            uri,
-            schema.columns,
-            mode="error",
-            name=f"holdfast {name}",
-            configuration={
-                "delta.enableExpiredLogCleanup": "false",
-                "delta.logRetentionDuration": "interval 2 hours",
-                "delta.deletedFileRetentionDuration": "interval 1 hours",
-                "delta.dataSkippingStatsColumns": ",".join(
-                    [*schema.keys, *(each for each in ("seq", "applied_at") if each in schema.columns.names)]
-                ),
-            },
-            storage_options=options,
-            commit_properties=CommitProperties(max_commit_retries=0),
-            post_commithook_properties=NO_HOOKS,
-        )
-        log.info("table created uri=%s", uri)
-    except Exception:  # whoever came first has made it; if nobody did, that is the error to show
-        if not DeltaTable.is_deltatable(uri, options):
-            raise
-    store.sync([commit_path(0)])

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
@@ -26,10 +27,12 @@ from app.state.errors import Fenced, OutcomeUnknown
 from app.state.journal import JournalRow
 from app.state.recovery import command_row, image_row, offset_row
 from app.state.rows import CommandRow
+from app.state.schemas import SCHEMAS
 from app.state.tables import TABLES, Tables
 from tests.state.mirror import read_table
 
 LATEST_MS = 253_402_300_799_999
+OLD = Shard("old", "/w/old", "updates", "c")
 
 
 def tables(root: Path) -> Tables:
@@ -115,7 +118,23 @@ def test_created_seq_is_that_of_the_first_row(tmp_path: Path) -> None:
 
 def test_columns_whose_names_are_words_of_sql_and_extreme_times(tmp_path: Path) -> None:
     state = tables(tmp_path)
-    shard = Shard("s", "/w/s", "updates", "c", EMPTY, EMPTY, 2**62, 2**40, "finalized", 0, LATEST_MS, 3, 'it "failed"')
+    shard = Shard(
+        "s",
+        "/w/s",
+        "updates",
+        "c",
+        "t",
+        EMPTY,
+        EMPTY,
+        2**62,
+        2**40,
+        "finalized",
+        0,
+        LATEST_MS,
+        LATEST_MS,
+        3,
+        'it "failed"',
+    )
     endless = hold("x", EMPTY, lease_ms=LATEST_MS, lease_expires_at=2 * LATEST_MS, pin_files=True, pinned_version=0)
     for seq in (1, 2):
         state.merge(pending((seq, [put("shard", "s", shard), endless])), upto=seq, epoch=1)
@@ -124,6 +143,40 @@ def test_columns_whose_names_are_words_of_sql_and_extreme_times(tmp_path: Path) 
     assert put("hold", "x", loaded["hold", "x"]) == endless
     (row,) = read_table(tmp_path, "shards")
     assert (row["since"], row["finalized_at"], row["dropped_at"]) == (None, LATEST_MS, 0)
+
+
+def make_without(root: Path, name: str, *columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables as a version made them that did not know these columns."""
+    known = SCHEMAS[name]
+    older = known.columns
+    for column in columns:
+        older = older.remove(older.get_field_index(column))
+    with monkeypatch.context() as before:
+        before.setitem(SCHEMAS, name, known._replace(columns=older))  # type: ignore[arg-type]  # a dict, but not by its type
+        tables(root).merge(pending((1, [put("shard", "old", OLD)])), upto=1, epoch=1)
+
+
+def test_columns_that_a_table_lacks_are_added_by_the_first_merge_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_without(tmp_path, "shards", "table_id", "purged_at", monkeypatch=monkeypatch)
+    state = tables(tmp_path)
+    assert state.load().images == {("shard", "old"): OLD}
+    assert "table_id" not in read_table(tmp_path, "shards")[0]
+    new = msgspec.structs.replace(OLD, id="new", table_id="t", purged_at=LATEST_MS)
+    state.merge(pending((2, [put("shard", "new", new)])), upto=2, epoch=1)
+    wanted = {("shard", "old"): OLD, ("shard", "new"): new}
+    assert state.load().images == tables(tmp_path).load().images == wanted
+    columns = {row["shard"]: (row["table_id"], row["purged_at"]) for row in read_table(tmp_path, "shards")}
+    assert columns == {"old": (None, None), "new": ("t", LATEST_MS)}
+    assert state.positions() == dict.fromkeys(TABLES, 2)
+
+
+def test_a_replaced_controller_adds_no_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_without(tmp_path, "shards", "table_id", monkeypatch=monkeypatch)
+    with pytest.raises(Fenced):
+        tables(tmp_path).merge(pending((2, [put("shard", "new", OLD)])), upto=2, epoch=0)
+    assert "table_id" not in read_table(tmp_path, "shards")[0]
 
 
 def test_merging_again_changes_nothing(tmp_path: Path) -> None:
