@@ -13,12 +13,13 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from app import protocol
+from app import messages, protocol
 from app.core.errors import BrokenInvariant, Code, Refused
 from app.core.frontier import Frontier, frontier_of
 from app.core.images import Changes
 from app.core.machine import Machine, Step
-from app.protocol import Command, Reply
+from app.messages import Command
+from app.protocol import Reply
 
 log = logging.getLogger(__name__)
 
@@ -159,19 +160,19 @@ def execute(machine: Machine, command: Command, now: int) -> tuple[dict[str, Any
     """Runs a command on the machine: its result, what changed, and what someone should know."""
     step: Step[Any]
     match command:
-        case protocol.CreateCollections(collections=collections, register_ts=register_ts):
+        case messages.CreateCollections(collections=collections, register_ts=register_ts):
             step = machine.create_collections(now, collections, register_ts=register_ts)
-        case protocol.AlterTableDesc(existing=existing, new=new, schema=schema, expected_version=version):
+        case messages.AlterTableDesc(existing=existing, new=new, schema=schema, expected_version=version):
             step = machine.alter_table_desc(now, existing=existing, new=new, schema=schema, expected_version=version)
-        case protocol.DropCollections(collections=ids):
+        case messages.DropCollections(collections=ids):
             step = machine.drop_collections(now, ids)
-        case protocol.UndropCollections(collections=ids):
+        case messages.UndropCollections(collections=ids):
             step = machine.undrop_collections(now, ids)
-        case protocol.SetReadPolicies(policies=policies):
+        case messages.SetReadPolicies(policies=policies):
             step = machine.set_read_policies(now, [(each.collection, each.policy) for each in policies])
-        case protocol.UpdateParameters(parameters=parameters):
+        case messages.UpdateParameters(parameters=parameters):
             step = machine.update_parameters(now, parameters)
-        case protocol.Reconcile(collections=ids):
+        case messages.Reconcile(collections=ids):
             return msgspec.structs.asdict(machine.reconcile(ids)), {}, []
         case _:
             step = _execute_on_holds(machine, command, now)
@@ -180,18 +181,18 @@ def execute(machine: Machine, command: Command, now: int) -> tuple[dict[str, Any
 
 
 HoldCommand = (
-    protocol.AcquireReadHolds
-    | protocol.DowngradeReadHolds
-    | protocol.ReleaseReadHolds
-    | protocol.CloneReadHolds
-    | protocol.MergeReadHolds
-    | protocol.RenewReadHolds
+    messages.AcquireReadHolds
+    | messages.DowngradeReadHolds
+    | messages.ReleaseReadHolds
+    | messages.CloneReadHolds
+    | messages.MergeReadHolds
+    | messages.RenewReadHolds
 )
 
 
 def _execute_on_holds(machine: Machine, command: HoldCommand, now: int) -> Step[Any]:
     match command:
-        case protocol.AcquireReadHolds():
+        case messages.AcquireReadHolds():
             return machine.acquire_read_holds(
                 now,
                 command_id=command.id,
@@ -202,13 +203,13 @@ def _execute_on_holds(machine: Machine, command: HoldCommand, now: int) -> Step[
                 lease_ms=None if command.lease is None else int(command.lease),
                 pin_files=command.pin_files,
             )
-        case protocol.DowngradeReadHolds(holds=moves):
+        case messages.DowngradeReadHolds(holds=moves):
             return machine.downgrade_read_holds(now, [(move.hold, frontier_of(move.to)) for move in moves])
-        case protocol.ReleaseReadHolds(holds=holds):
+        case messages.ReleaseReadHolds(holds=holds):
             return machine.release_read_holds(now, holds)
-        case protocol.CloneReadHolds(holds=holds):
+        case messages.CloneReadHolds(holds=holds):
             return machine.clone_read_holds(now, holds, command_id=command.id)
-        case protocol.MergeReadHolds(holds=holds):
+        case messages.MergeReadHolds(holds=holds):
             return machine.merge_read_holds(now, holds)
-        case protocol.RenewReadHolds(holds=holds, lease=lease):
+        case messages.RenewReadHolds(holds=holds, lease=lease):
             return machine.renew_read_holds(now, holds, lease_ms=None if lease is None else int(lease))

@@ -1,149 +1,50 @@
-"""The messages on Kafka: commands in, replies out.
+"""Records of the command topic become commands, and results become replies.
 
-Decoding is strict, and an error names the place and the reason. The JSON Schema in docs/ is generated from here.
+Decoding is strict, and an error names the place and the reason.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Final, get_args, get_type_hints
+from typing import Any, Final, get_args, get_type_hints
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from app.core.descriptions import (
-    ID_PATTERN,
-    CollectionId,
-    DataSource,
-    Description,
-    Ingestion,
-    IngestionExport,
-    Name,
-    Other,
-    ShardDescription,
-)
-from app.core.duration import PATTERN as DURATION_PATTERN
-from app.core.duration import Duration
+from app.core.descriptions import ID_PATTERN, DataSource, Ingestion, IngestionExport, Other, ShardDescription
 from app.core.errors import BrokenInvariant, Code, Refused
-from app.core.frontier import MAX_TIME_GIVEN, Time, value_of
+from app.core.frontier import value_of
 from app.core.images import Hold, decode_custom
 from app.core.policy import SettablePolicy, number_of_policies
+from app.messages import (
+    COMMAND_ID_PATTERN,
+    COMMAND_TYPES,
+    AcquireReadHolds,
+    AlterTableDesc,
+    CloneReadHolds,
+    Command,
+    CreateCollections,
+    DowngradeReadHolds,
+    DropCollections,
+    MergeReadHolds,
+    Reconcile,
+    ReleaseReadHolds,
+    RenewReadHolds,
+    SetReadPolicies,
+    UndropCollections,
+    UpdateParameters,
+)
 
 MAX_MESSAGE_BYTES: Final = 1024 * 1024
 MAX_IDS: Final = 10_000
 MAX_ERROR_CHARACTERS: Final = 2_000
 
-# No `/`: hold ids are made of a command's id, a slash and the rest. See ID_PATTERN for the end of the pattern.
-_COMMAND_ID_PATTERN: Final = r"^[^/]{1,128}(?![\s\S])"
-CommandId = Annotated[str, msgspec.Meta(pattern=_COMMAND_ID_PATTERN)]
-Purpose = Annotated[str, msgspec.Meta(max_length=1024)]
 _PATTERNS_IN_WORDS: Final = {
     ID_PATTERN: "Expected the id of a collection: 1 to 128 of the characters A-Z, a-z, 0-9, `_`, `.`, `:` and `-`",
-    _COMMAND_ID_PATTERN: "Expected the id of a command: 1 to 128 characters, none of them `/`",
+    COMMAND_ID_PATTERN: "Expected the id of a command: 1 to 128 characters, none of them `/`",
 }
 _PATH_AT_END: Final = re.compile(r"(?P<reason>.*) - at `(?P<path>\$[^`]*)`", re.DOTALL)
-_is_command_id: Final = re.compile(_COMMAND_ID_PATTERN).search
-
-
-class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Something inside a message."""
-
-
-class _Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", kw_only=True):
-    id: CommandId
-    issued_at: Time | None = None
-
-
-class CreateCollections(_Command, frozen=True, tag="create_collections", kw_only=True):
-    collections: list[Description]
-    register_ts: Time | None = None
-
-
-class AlterTableDesc(_Command, frozen=True, tag="alter_table_desc", kw_only=True):
-    existing: CollectionId
-    new: CollectionId
-    schema: str
-    expected_version: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-
-
-class DropCollections(_Command, frozen=True, tag="drop_collections", kw_only=True):
-    collections: list[CollectionId]
-
-
-class UndropCollections(_Command, frozen=True, tag="undrop_collections", kw_only=True):
-    collections: list[CollectionId]
-
-
-class CollectionPolicy(_Part, frozen=True):
-    collection: CollectionId
-    policy: SettablePolicy
-
-
-class SetReadPolicies(_Command, frozen=True, tag="set_read_policies", kw_only=True):
-    policies: list[CollectionPolicy]
-
-
-class AcquireReadHolds(_Command, frozen=True, tag="acquire_read_holds", kw_only=True):
-    collections: list[CollectionId]
-    holder: Name
-    at: Time | None = None
-    purpose: Purpose | None = None
-    lease: Duration | None = None
-    pin_files: bool = False
-
-
-class HoldMove(_Part, frozen=True):
-    hold: str
-    to: Time | None
-
-
-class DowngradeReadHolds(_Command, frozen=True, tag="downgrade_read_holds", kw_only=True):
-    holds: list[HoldMove]
-
-
-class ReleaseReadHolds(_Command, frozen=True, tag="release_read_holds", kw_only=True):
-    holds: list[str]
-
-
-class CloneReadHolds(_Command, frozen=True, tag="clone_read_holds", kw_only=True):
-    holds: list[str]
-
-
-class MergeReadHolds(_Command, frozen=True, tag="merge_read_holds", kw_only=True):
-    holds: list[str]
-
-
-class RenewReadHolds(_Command, frozen=True, tag="renew_read_holds", kw_only=True):
-    holds: list[str]
-    lease: Duration | None = None
-
-
-class UpdateParameters(_Command, frozen=True, tag="update_parameters", kw_only=True):
-    parameters: dict[str, Any]
-
-
-class Reconcile(_Command, frozen=True, tag="reconcile", kw_only=True):
-    collections: list[CollectionId]
-
-
-Command = (
-    CreateCollections
-    | AlterTableDesc
-    | DropCollections
-    | UndropCollections
-    | SetReadPolicies
-    | AcquireReadHolds
-    | DowngradeReadHolds
-    | ReleaseReadHolds
-    | CloneReadHolds
-    | MergeReadHolds
-    | RenewReadHolds
-    | UpdateParameters
-    | Reconcile
-)
-COMMAND_TYPES: Final[dict[str, type[Command]]] = {
-    str(command.__struct_config__.tag): command for command in Command.__args__
-}
+_is_command_id: Final = re.compile(COMMAND_ID_PATTERN).search
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -314,28 +215,3 @@ def too_long_for_kafka(reply: bytes, *, topic: str, partition: int, offset: int)
     assert isinstance(full.error, ErrorBody)
     error = ErrorBody(full.error.code, f"{full.error.message} The details are in the row {place}.")
     return encode_reply(msgspec.structs.replace(full, error=error))
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of every command."""
-
-    def describe(custom: type) -> dict[str, Any]:
-        if custom is Duration:
-            return {
-                "description": "A duration: milliseconds, or a number with a unit.",
-                "anyOf": [
-                    {"type": "integer", "minimum": 0, "maximum": MAX_TIME_GIVEN},
-                    {"type": "string", "pattern": DURATION_PATTERN},
-                ],
-            }
-        raise NotImplementedError
-
-    (schema,), components = msgspec.json.schema_components(
-        [Command], schema_hook=describe, ref_template="#/$defs/{name}"
-    )
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Holdfast commands",
-        **schema,
-        "$defs": components,
-    }

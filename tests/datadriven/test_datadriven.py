@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.core.errors import Code
-from app.protocol import COMMAND_TYPES
+from app.messages import COMMAND_TYPES
 from app.simulate import Simulator
 from tests.datadriven.views import view
 

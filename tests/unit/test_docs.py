@@ -15,7 +15,8 @@ from app.core.errors import Code
 from app.core.holding import MAX_HOLD_ID
 from app.core.parameters import Parameters
 from app.core.schema import MAX_CHARACTERS
-from app.protocol import COMMAND_TYPES, MAX_IDS, MAX_MESSAGE_BYTES, json_schema
+from app.messages import COMMAND_TYPES, json_schema
+from app.protocol import MAX_IDS, MAX_MESSAGE_BYTES
 from app.simulate import Simulator
 from app.state.schemas import SCHEMAS
 

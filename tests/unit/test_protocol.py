@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from app import protocol
 from app.core.duration import parse_duration
 from app.core.errors import Code
+from app.messages import COMMAND_TYPES
 
 DROP = {"type": "drop_collections", "id": "c1", "collections": ["orders"]}
 
@@ -134,7 +135,7 @@ def test_no_bytes_make_it_raise(raw: bytes) -> None:
 
 
 @settings(max_examples=500, deadline=None)
-@given(st.sampled_from(sorted(protocol.COMMAND_TYPES)), st.dictionaries(st.sampled_from(FIELDS), JSON))
+@given(st.sampled_from(sorted(COMMAND_TYPES)), st.dictionaries(st.sampled_from(FIELDS), JSON))
 def test_no_object_makes_it_raise(kind: str, fields: dict[str, Any]) -> None:
     decoded = protocol.decode(json.dumps({"type": kind, **fields}).encode())
     assert (decoded.command is None) != (decoded.refusal is None)
