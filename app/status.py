@@ -12,13 +12,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from app.client_errors import HoldfastError
 from app.core.parameters import Parameters
-from app.state.schemas import SCHEMAS, from_arrow
+from app.state.schemas import SCHEMAS, read_rows
 
 Row = dict[str, Any]
 
@@ -132,14 +131,11 @@ def _open(root: str, name: str, storage_options: Mapping[str, str]) -> DeltaTabl
 
 
 def _rows(name: str, table: DeltaTable) -> list[Row]:
-    # Not `to_pyarrow_table`: Arrow's threads then read through Python objects, and letting go of these while Python
-    # ends aborts the process now and then, with an exit code that says that something failed.
-    data = pa.RecordBatchReader.from_stream(table.scan()).read_all()
     in_json = SCHEMAS[name].json | ({"value"} if name == "meta" else set())
     return [
         {
             column: json.loads(value) if column in in_json and value is not None else value
             for column, value in row.items()
         }
-        for row in from_arrow(name, data)
+        for row in read_rows(name, table)
     ]

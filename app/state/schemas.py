@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+from deltalake import DeltaTable
 
 from app.core.images import COLLECTION, HOLD, SHARD, decode_image
 from app.state import rows
@@ -23,10 +24,6 @@ class Schema(NamedTuple):
     keys: Sequence[str]
     columns: pa.Schema
     json: frozenset[str] = frozenset()
-
-    @property
-    def times(self) -> list[str]:
-        return [field.name for field in self.columns if field.type == _TIME]
 
 
 SCHEMAS: Final[Mapping[str, Schema]] = {
@@ -172,20 +169,27 @@ def to_arrow(table: str, found: Sequence[Row]) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=schema.columns)
 
 
-def from_arrow(table: str, found: pa.Table) -> Iterator[Row]:
-    """Rows as `to_arrow` takes them, but for JSON, which stays text. Columns that the table lacks yet are null."""
-    names = SCHEMAS[table].columns.names
-    times = set(SCHEMAS[table].times)
-    there = set(found.column_names)
+def read_rows(table: str, handle: DeltaTable, where: str | None = None) -> Iterator[Row]:
+    """The rows for which a condition in SQL holds, as `to_arrow` takes them, but for JSON, which stays text.
+
+    Columns that the table lacks yet are null.
+    """
+    # Not `to_pyarrow_table`: Arrow's threads then read through Python objects, and letting go of these while Python
+    # ends aborts the process now and then, with an exit code that says that something failed.
+    found = pa.RecordBatchReader.from_stream(handle.scan(predicate=where)).read_all()
+    schema, there = SCHEMAS[table].columns, set(found.column_names)
     columns: list[list[Any]] = []
-    for name in names:
-        column = (
-            found.column(name) if name in there else pa.nulls(found.num_rows, SCHEMAS[table].columns.field(name).type)
-        )
-        if name in times:
-            column = column.cast(_TIME).cast(_LONG)
-            columns.append([None if value is None else value // 1_000 for value in column.to_pylist()])
+    for field in schema:
+        column = found.column(field.name) if field.name in there else pa.nulls(found.num_rows, field.type)
+        if field.type == _TIME:
+            numbers = column.cast(_TIME).cast(_LONG).to_pylist()
+            columns.append([None if value is None else value // 1_000 for value in numbers])
         else:
             columns.append(column.to_pylist())
     for values in zip(*columns, strict=True):
-        yield dict(zip(names, values, strict=True))
+        yield dict(zip(schema.names, values, strict=True))
+
+
+def at_ms(moment_ms: int) -> str:
+    """A time of day in SQL. Through an integer, as in `to_arrow`."""
+    return f"arrow_cast({moment_ms * 1_000}, 'Timestamp(Microsecond, Some(\"UTC\"))')"

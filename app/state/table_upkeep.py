@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from datetime import datetime, timezone
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -13,6 +12,7 @@ from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import DeltaError
 
 from app.state.commit_log import NO_HOOKS, commit_path
+from app.state.schemas import at_ms
 from app.state.store import Store
 from app.state.upkeep import CLOCK, clean_log, last_checkpoint, write_checkpoint
 
@@ -38,11 +38,10 @@ class TableUpkeep:
         """Deletes rows of commands that were applied before then; at most once per minute of their time."""
         if before_ms - self._forgot_before_ms < 60_000:
             return
-        moment = datetime.fromtimestamp(before_ms / 1000, timezone.utc).isoformat()
         with _Tolerant(self._name, "forget"):
             handle.update_incremental()
             handle.delete(
-                f"applied_at < arrow_cast('{moment}', 'Timestamp(Microsecond, Some(\"UTC\"))')",
+                f"applied_at < {at_ms(before_ms)}",
                 commit_properties=CommitProperties(max_commit_retries=0),
                 post_commithook_properties=NO_HOOKS,
             )

@@ -11,10 +11,9 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 from deltalake import CommitProperties, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError
 
@@ -24,7 +23,7 @@ from app.state.changes import Change, Pending
 from app.state.commit_log import NO_HOOKS
 from app.state.errors import Fenced, OutcomeUnknown
 from app.state.rows import CommandRow
-from app.state.schemas import SCHEMAS, from_arrow, gone_row, row_of, table_of, to_arrow
+from app.state.schemas import SCHEMAS, at_ms, gone_row, read_rows, row_of, table_of, to_arrow
 from app.state.store import open_store
 from app.state.table_setup import add_missing_columns, open_table
 from app.state.table_upkeep import TableUpkeep, files_of_commit
@@ -121,9 +120,8 @@ class Tables:
         """The commands applied since then, in order, each with seq and epoch; and the table's position."""
         with self._lock:
             table = self._tables["commands"].refreshed()
-            since = pa.scalar(applied_since_ms * 1_000, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
             found = sorted(
-                table.rows(ds.field("applied_at") >= since),
+                table.rows(f"applied_at >= {at_ms(applied_since_ms)}"),
                 key=lambda row: (row["seq"], row["topic"], row["partition"], row["offset"]),
             )
             return [(rows.command_of(row), row["seq"], row["epoch"]) for row in found], table.position
@@ -136,10 +134,11 @@ class Tables:
         if not places:
             return []
         offsets = [offset for _, offset in places]
-        within = (ds.field("offset") >= min(offsets)) & (ds.field("offset") <= max(offsets))
+        name = topic.replace("'", "''")
+        where = f"topic = '{name}' AND \"offset\" BETWEEN {min(offsets)} AND {max(offsets)}"
         wanted, newest = set(places), dict[tuple[int, int], rows.Row]()
         with self._lock:
-            for row in self._tables["commands"].refreshed().rows((ds.field("topic") == topic) & within):
+            for row in self._tables["commands"].refreshed().rows(where):
                 place = (row["partition"], row["offset"])
                 if place in wanted and (place not in newest or newest[place]["seq"] < row["seq"]):
                     newest[place] = row
@@ -163,8 +162,8 @@ class _Table:
         self._handle.update_incremental()
         return self
 
-    def rows(self, condition: ds.Expression | None = None) -> Iterator[dict[str, Any]]:
-        return from_arrow(self._name, self._handle.to_pyarrow_table(filters=condition))
+    def rows(self, where: str | None = None) -> Iterator[rows.Row]:
+        return read_rows(self._name, self._handle, where)
 
     def merge(self, parts: Sequence[_Part], *, upto: int, epoch: int) -> None:
         failure: Exception | None = None

@@ -281,6 +281,23 @@ def test_several_at_once_create_the_same_tables(tmp_path: Path) -> None:
     assert len(list((tmp_path / "state/holds/_delta_log").glob("*0.json"))) == 1
 
 
+def test_nothing_is_read_in_a_way_that_can_abort_the_process_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Two of five processes that had read all tables with Arrow's dataset reader ended with SIGABRT.
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("Arrow reads in threads of its own, through Python objects")
+
+    for reader in ("to_pyarrow_table", "to_pyarrow_dataset", "to_pandas"):
+        monkeypatch.setattr(DeltaTable, reader, refuse)
+    state = tables(tmp_path)
+    state.merge(pending((1, [hold("x"), command(0)])), upto=1, epoch=1)
+    state.maintain(now_ms=0, command_retention_ms=0)
+    assert list(state.load().images) == [("hold", "x")]
+    assert len(state.load_commands(applied_since_ms=0)[0]) == 1
+    assert len(state.find_commands("t", [(0, 0)])) == 1
+
+
 def test_commands_are_found_by_their_place(tmp_path: Path) -> None:
     state = tables(tmp_path)
     state.merge(pending((1, [command(0), command(1), command(0, topic="other")])), upto=1, epoch=1)
@@ -288,6 +305,10 @@ def test_commands_are_found_by_their_place(tmp_path: Path) -> None:
     found = state.find_commands("t", [(0, 2), (0, 0), (1, 0), (0, 77)])
     assert [(row.topic, row.offset, seq, epoch) for row, seq, epoch in found] == [("t", 0, 1, 1), ("t", 2, 2, 3)]
     assert state.find_commands("t", []) == []
+    assert state.find_commands('it\'s "t"', [(0, 0)]) == []
+    assert [seq for _, seq, _ in state.load_commands(applied_since_ms=1_000)[0]] == [1, 1, 1, 2]
+    assert state.load_commands(applied_since_ms=1_001)[0] == []
+    assert len(state.load_commands(applied_since_ms=-LATEST_MS)[0]) == 4
 
 
 def test_of_a_topic_made_anew_the_newest_command_is_found(tmp_path: Path) -> None:
