@@ -87,11 +87,15 @@ class Controller:
         gc.freeze()
 
     def recover(self) -> None:
-        """Throws the memory away and reads the truth again, after an entry of which nobody knows whether it landed."""
+        """Throws the memory away and reads the truth again.
+
+        After an entry of which nobody knows whether it landed, and after a merge of the tables that failed.
+        """
         with self._lock:
             booted_last = self._take_up().controller
             if booted_last is None or booted_last.instance != self.instance:
                 raise Fenced(f"Controller {booted_last} booted after this one.")
+            self._writer.start()  # if a failed merge ended the last one
 
     def _take_up(self) -> Recovered:
         recovered = recover(self._journal, self._tables, now_ms=wall_ms())
@@ -234,6 +238,11 @@ class Controller:
                 self._journal.look(self.epoch)  # the journal knows who replaced us; a table knows only the epoch
         if self.failure is not None:
             raise self.failure
+
+    @property
+    def tables_reached(self) -> int:
+        """The entry up to which all tables are."""
+        return self._writer.reached
 
     def wait_for_tables(self) -> None:
         self._writer.wait_for(self.seq)

@@ -26,11 +26,23 @@ class TableWriter:
         self._reached = 0
         self._stopped = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="tables", daemon=True)
+        self._thread: threading.Thread | None = None
         self.failure: BaseException | None = None
 
+    @property
+    def reached(self) -> int:
+        """The entry up to which all tables are."""
+        with self._changed:
+            return self._reached
+
     def start(self) -> None:
-        self._thread.start()
+        """From here on someone writes. After a failure: someone else, and it may go well this time."""
+        with self._changed:
+            if self._thread is not None and self.failure is None:
+                return
+            self.failure = None
+            self._thread = threading.Thread(target=self._run, name="tables", daemon=True)
+            self._thread.start()
 
     def submit(self, seq: int, epoch: int, rows: Sequence[JournalRow]) -> None:
         """An entry was written."""
@@ -40,12 +52,12 @@ class TableWriter:
             self._changed.notify_all()
 
     def replace(self, changes: Pending, *, upto: int) -> None:
-        """The state was read back: this is what the tables lack, whatever was waiting."""
+        """The state was read back: this is what the tables lack, whatever was waiting, and whatever a merge lost."""
         with self._changed:
             self._waiting = changes
             self._wanted = upto
             if not changes:
-                self._reached = upto
+                self._reached = max(self._reached, upto)
             self._changed.notify_all()
 
     def wait_for(self, seq: int) -> None:
@@ -60,14 +72,15 @@ class TableWriter:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-        if self._thread.is_alive():
-            self._thread.join()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
 
     def _run(self) -> None:
         try:
             while self._merge_once():
                 self._after_merge(self._reached)
-        except BaseException as error:  # whatever it is, the controller must hear of it: it stops for it
+        except BaseException as error:  # whatever it is, the controller must hear of it, and reads the truth again
             if not isinstance(error, Fenced):  # to be replaced is no failure
                 log.exception("the tables cannot be written")
             with self._changed:
@@ -87,6 +100,6 @@ class TableWriter:
         self._tables.merge(changes, upto=upto, epoch=epoch)
         reach("after_tables")
         with self._changed:
-            self._reached = upto
+            self._reached = max(self._reached, upto)
             self._changed.notify_all()
         return True
