@@ -232,6 +232,35 @@ def test_a_controller_paused_in_its_merge_harms_nothing_and_is_told(
     assert new.positions() == dict.fromkeys(TABLES, 2)
 
 
+@pytest.mark.parametrize("name", ["holds", "commands", "shards"])
+def test_a_merge_lands_only_right_after_the_version_that_was_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """delta-rs would try the next version by itself if it finds no conflict, as with maintenance: nobody looks then."""
+    old, new = tables(tmp_path), tables(tmp_path)
+    changes = pending((1, [hold("x", 1), command(0)]))
+    table: Any = old._tables[name]
+    write = table._write
+
+    def replaced_meanwhile(*arguments: Any) -> None:
+        monkeypatch.setattr(table, "_write", write)
+        # A commit that says nothing of epochs, as the maintenance of the next controller makes it.
+        handle = new._tables[name].refreshed()._handle
+        handle.create_write_transaction([], "append", SCHEMAS[name].columns)
+        try:
+            write(*arguments)
+        finally:
+            new._tables = {name: new._tables[name]}
+            new.merge(pending((2, [hold("x", 2), command(1)]), epoch=2), upto=2, epoch=2)
+
+    monkeypatch.setattr(table, "_write", replaced_meanwhile)
+    with pytest.raises(Fenced, match="epoch 2 merged"):
+        old.merge(changes, upto=1, epoch=1)
+    history = DeltaTable(f"{tmp_path}/state/{name}").history()
+    assert [commit["version"] for commit in history] == [2, 1, 0], "made, maintained, merged by the new controller"
+    assert holds(tmp_path) == {"x": 2 if name == "holds" else 1}
+
+
 def test_what_an_older_controller_still_merged_is_not_appended_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
