@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections import ChainMap
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Final
@@ -44,13 +44,13 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Registrar:
-    """Makes the collections of one command. `found` is by resolved location."""
+    """Makes the collections of one command. `look` takes a resolved location."""
 
-    def __init__(self, draft: Draft, warehouse: Warehouse, found: Mapping[str, Found], namespace: str) -> None:
+    def __init__(self, draft: Draft, warehouse: Warehouse, look: Callable[[str], Found | None], namespace: str) -> None:
         self._draft = draft
         self._namespace = namespace
         self._warehouse = warehouse
-        self._found = found
+        self._look = look
         self._new_shards = 0
         self._new_locations = TakenLocations()
         self._new: dict[str, Description] = {}
@@ -198,9 +198,11 @@ class Registrar:
         return self._new_shard(description.id, location, format)
 
     def _new_shard(self, owner: str, location: str | None, format: str) -> Shard:
+        # Only what a command names can be there already: nobody else makes directories with our names.
+        found = None if location is None else self._look(location)
         id, location = self._free_name(owner, location)
         shard = Shard(id=id, location=location, format=format, owner=owner, table_id=table_id_of(id))
-        if (found := self._found.get(location)) is not None:
+        if found is not None:
             if found.since == EMPTY:
                 raise invalid(f"The table at {location!r} was given up: its since is []. It cannot be taken up again.")
             shard = msgspec.structs.replace(

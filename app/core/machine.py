@@ -52,13 +52,18 @@ class Machine:
         epoch: int = 1,
         images: Iterable[tuple[Key, Image]] = (),
         namespace: str = "",
+        look: Callable[[str], Found | None] = lambda _: None,
     ) -> None:
-        """`namespace` ends the name of every new shard: another state over the same warehouse has another one."""
+        """`namespace` ends the name of every new shard: another state over the same warehouse has another one.
+
+        `look` says what is at a location that a command gives; it may refuse what cannot be a shard.
+        """
         self.state = folding.fold(images)
         self.epoch = epoch
         self.pace = Pace()
         self._warehouse = warehouse
         self._namespace = namespace
+        self._look = look
 
     # Commands of clients.
 
@@ -68,10 +73,9 @@ class Machine:
         descriptions: Iterable[Description],
         *,
         register_ts: int | None,
-        found: Mapping[str, Found] | None = None,
     ) -> Step[None]:
         def create(draft: Draft) -> None:
-            Registrar(draft, self._warehouse, found or {}, self._namespace).create(descriptions, register_ts)
+            Registrar(draft, self._warehouse, self._look, self._namespace).create(descriptions, register_ts)
 
         return self._step(now, create)
 
@@ -193,6 +197,18 @@ class Machine:
         step = self._step(now, lambda draft: shard_work.finalization_failed(draft, shard, error))
         self.pace.retry_at[shard] = now + step.result
         return step
+
+    def purged(self, now: int, shard: str) -> Step[None]:
+        """Nothing of a finalized shard is left on disk."""
+        self.pace.retry_at.pop(shard, None)
+        return self._step(now, lambda draft: shard_work.purged(draft, shard))
+
+    def work_failed(self, now: int, shard: str, error: str) -> Step[None]:
+        """Something on a shard did not work, and is tried again; or it is not where it was."""
+        return self._step(now, lambda draft: shard_work.note_error(draft, shard, error))
+
+    def work_succeeded(self, now: int, shard: str) -> Step[None]:
+        return self._step(now, lambda draft: shard_work.note_error(draft, shard, None))
 
     def _step(self, now: int, compute: Callable[[Draft], R]) -> Step[R]:
         draft = Draft(self.state, now)

@@ -113,6 +113,22 @@ def finalization_failed(draft: Draft, id: str, error: str) -> int:
     return min(FIRST_RETRY_MS << min(attempts - 1, 20), LONGEST_RETRY_MS)
 
 
+def purged(draft: Draft, id: str) -> None:
+    """Its log, which kept late writers out, is deleted as well: whoever still comes is older than any command."""
+    shard = draft.shard(id)
+    if shard.state != "finalized" or draft.state.tombstones_of.get(id):
+        raise BrokenInvariant(f"Shard {id!r} was purged, but it is {shard.state!r}, or a tombstone needs it.")
+    draft.put_shard(msgspec.structs.replace(shard, purged_at=draft.now, last_error=None))
+
+
+def note_error(draft: Draft, id: str, error: str | None) -> None:
+    """What went wrong with a shard, for those who look at its row; None: nothing is wrong any more."""
+    shard = draft.shard(id)
+    last_error = None if error is None else error[:MAX_ERROR_LENGTH]
+    if shard.last_error != last_error:
+        draft.put_shard(msgspec.structs.replace(shard, last_error=last_error))
+
+
 def _claimed(draft: Draft, id: str) -> Shard:
     shard = draft.shard(id)
     if shard.state != "finalizing" or shard.since != EMPTY or draft.state.on_shard.get(id):
@@ -120,7 +136,12 @@ def _claimed(draft: Draft, id: str) -> Shard:
     return shard
 
 
-def least_pinned_version(state: State, shard_id: str) -> int | None:
-    """The version that no clean-up may go beyond; None if no hold pins the files of this shard."""
+def clean_up_limit(state: State, shard_id: str) -> int | None:
+    """Files that a commit up to this version removed may go; None: nothing may.
+
+    It is the least version that a hold with `pin_files` has recorded, or else the last one in the journal. A hold that
+    comes while the clean-up is under way records no lesser one, so it needs none of these files.
+    """
+    seen = state.shards[shard_id].log_version
     pins = (state.pins.get(id, {}) for id in state.on_shard.get(shard_id, ()))
-    return min((version for versions in pins for version in versions.values()), default=None)
+    return None if seen is None else min((version for each in pins for version in each.values()), default=seen)

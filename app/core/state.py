@@ -60,6 +60,8 @@ class State:
         self.purges = Agenda(self._purge_is_current)  # finalized shards that still have tombstones
         self.finalization_log: set[str] = set()
         self.pending_downgrades: set[str] = set()
+        self.unseen: set[str] = set()  # shards that nobody has seen on disk yet: they are to be created
+        self.unpurged: set[str] = set()  # finalized shards without a tombstone, of which something may be on disk
         self.tombstones_of: dict[str, set[str]] = {}
         # Each takes a key and an image of its entity, and returns the shard that this concerns, if any.
         self._installers: dict[str, Callable[[str, Any], str | None]] = {
@@ -203,6 +205,8 @@ class State:
         for group, belongs in (
             (self.finalization_log, shard.state in ("dropped", "finalizing")),
             (self.pending_downgrades, self.wanted_since(shard) > shard.since),
+            (self.unseen, shard.log_version is None and shard.state in ("live", "dropped")),
+            (self.unpurged, _is_unpurged(shard) and not self.tombstones_of.get(shard.id)),
         ):
             if belongs:
                 group.add(shard.id)
@@ -213,3 +217,7 @@ class State:
 
     def _purge_is_current(self, finalized_at: int, id: str) -> bool:
         return self.shards[id].finalized_at == finalized_at and bool(self.tombstones_of.get(id))
+
+
+def _is_unpurged(shard: Shard) -> bool:
+    return shard.state == "finalized" and shard.purged_at is None

@@ -14,7 +14,7 @@ from tests.property.oracle_state import Row, plain_description, plain_policy
 
 DUMP = b'{"type":"dump"}'
 KEYS = {"collections": "id", "holds": "hold", "shards": "shard"}
-UNPREDICTED = ("created_seq", "updated_seq", "last_error")
+UNPREDICTED = ("created_seq", "updated_seq", "last_error", "table_id", "purged_at")
 FACTS = ("earliest", "actual", "reason")
 
 

@@ -25,6 +25,8 @@ def derived(state: State) -> dict[str, Any]:
         "taken": {shard.location: state.taken.overlapping(shard.location) for shard in state.shards.values()},
         "finalization_log": state.finalization_log,
         "pending_downgrades": state.pending_downgrades,
+        "unseen": state.unseen,
+        "unpurged": state.unpurged,
         "tombstones_of": {shard: ids for shard, ids in state.tombstones_of.items() if ids},
         "leases": sorted(state.leases.due(last)),
         "departures": sorted(state.departures.due(last)),

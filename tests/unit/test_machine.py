@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
+from app.core.advancing import Observation
 from app.core.creating import Found
 from app.core.descriptions import Description, ShardDescription, Table
-from app.core.errors import Code, Refused
+from app.core.errors import BrokenInvariant, Code, Refused
 from app.core.folding import fold
 from app.core.frontier import EMPTY, MAX_TIME_GIVEN, Frontier
 from app.core.images import HOLD
 from app.core.locations import Warehouse
 from app.core.machine import Machine
-from app.core.shard_work import least_pinned_version
+from app.core.shard_work import clean_up_limit
 from app.simulate import Simulator
 
 
@@ -30,21 +31,24 @@ def table(id: str, location: str | None = None) -> Description:
 
 def test_a_table_that_is_there_already_brings_its_frontiers() -> None:
     there = {"/warehouse/old": Found(since=Frontier(7), upper=Frontier(20), log_version=3, table_id="t-1")}
-    one = machine()
-    one.create_collections(0, [table("a", "/warehouse/old")], register_ts=5, found=there)
+    one = machine(look=there.get)
+    one.create_collections(0, [table("a", "/warehouse/old")], register_ts=5)
     a = one.state.collections["a"]
     assert (a.since, a.upper) == (7, 20)
-    assert one.state.shards["a-1"].log_version == 3
+    assert (one.state.shards["a-1"].log_version, one.state.shards["a-1"].table_id) == (3, "t-1")
+    assert not one.state.unseen
 
 
 def test_a_closed_table_can_be_registered_but_not_one_that_was_given_up() -> None:
-    one = machine()
-    closed = {"/warehouse/old": Found(since=Frontier(7), upper=EMPTY, log_version=3, table_id="t-1")}
-    one.create_collections(0, [table("a", "/warehouse/old")], register_ts=5, found=closed)
+    there = {
+        "/warehouse/old": Found(since=Frontier(7), upper=EMPTY, log_version=3, table_id="t-1"),
+        "/warehouse/gone": Found(since=EMPTY, upper=EMPTY, log_version=9, table_id="t-2"),
+    }
+    one = machine(look=there.get)
+    one.create_collections(0, [table("a", "/warehouse/old")], register_ts=5)
     assert one.state.collections["a"].upper == EMPTY
-    given_up = {"/warehouse/gone": Found(since=EMPTY, upper=EMPTY, log_version=9, table_id="t-1")}
     with pytest.raises(Refused, match="was given up"):
-        one.create_collections(0, [table("b", "/warehouse/gone")], register_ts=5, found=given_up)
+        one.create_collections(0, [table("b", "/warehouse/gone")], register_ts=5)
     fold(one.state.images().items())
 
 
@@ -88,16 +92,49 @@ def test_no_lease_ends_after_the_year_9999() -> None:
     assert step.changes[(HOLD, "c/a")].lease_expires_at == MAX_TIME_GIVEN  # type: ignore[union-attr]  # it is a hold
 
 
-def test_the_least_pinned_version_of_a_shard() -> None:
-    one = machine()
-    found = {"/warehouse/old": Found(since=Frontier(0), upper=Frontier(20), log_version=8, table_id="t-1")}
-    one.create_collections(0, [table("a", "/warehouse/old")], register_ts=5, found=found)
-    assert least_pinned_version(one.state, "a-1") is None
+def test_a_clean_up_goes_as_far_as_the_journal_has_seen_and_no_hold_pins_files() -> None:
+    there = {"/warehouse/old": Found(since=Frontier(0), upper=Frontier(20), log_version=8, table_id="t-1")}
+    one = machine(look=there.get)
+    one.create_collections(0, [table("a", "/warehouse/old"), table("b")], register_ts=5)
+    assert clean_up_limit(one.state, "a-1") == 8
+    assert clean_up_limit(one.state, "b-2") is None, "nobody has seen it on disk"
     pin = {"collections": ["a"], "at": None, "holder": "h", "lease_ms": 100, "pin_files": True}
     one.acquire_read_holds(0, command_id="c", **pin)  # type: ignore[arg-type]  # a bag of different arguments
-    assert least_pinned_version(one.state, "a-1") == 8
+    one.observe(1, [Observation("a-1", Frontier(30), 12)])
+    assert clean_up_limit(one.state, "a-1") == 8
     one.release_read_holds(0, ["c/a"])
-    assert least_pinned_version(one.state, "a-1") is None
+    assert clean_up_limit(one.state, "a-1") == 12
+
+
+def test_what_is_to_be_done_on_a_shard_from_its_creation_to_its_purge() -> None:
+    one = machine()
+    one.create_collections(0, [table("a")], register_ts=5)
+    assert one.state.unseen == {"a-1"}
+    one.observe(1, [Observation("a-1", Frontier(30), 0)])
+    assert not one.state.unseen
+    one.drop_collections(2, ["a"])
+    one.downgrade_sinces(2)
+    assert one.claim_shards(3).result == ["a-1"]
+    one.finalized(4, "a-1")
+    assert not one.state.unpurged, "the tombstone still needs the log on disk"
+    with pytest.raises(BrokenInvariant):
+        one.purged(5, "a-1")
+    later = 4 + one.state.parameters.tombstone_retention
+    assert one.purge(later).result == ["a"]
+    assert one.state.unpurged == {"a-1"} == fold(one.state.images().items()).unpurged
+    one.purged(later + 1, "a-1")
+    assert not one.state.unpurged
+    assert one.state.shards["a-1"].purged_at == later + 1
+
+
+def test_the_row_of_a_shard_says_what_went_wrong_with_it_until_it_works_again() -> None:
+    one = machine()
+    one.create_collections(0, [table("a")], register_ts=5)
+    assert one.work_failed(1, "a-1", "no space left").changes
+    assert not one.work_failed(2, "a-1", "no space left").changes, "nothing new"
+    assert one.state.shards["a-1"].last_error == "no space left"
+    one.work_succeeded(3, "a-1")
+    assert one.state.shards["a-1"].last_error is None
 
 
 def test_raising_max_command_age_does_not_bring_old_commands_back() -> None:
