@@ -13,16 +13,18 @@ import platform
 import secrets
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, TypeVar
 
 from app.clock import Clock, wall_ms
 from app.commands import CommandProcessor, Outcome
 from app.config import Config, texts
 from app.core.advancing import Observation
-from app.core.images import Changes
+from app.core.images import SHARD, Changes, Shard
 from app.core.locations import Warehouse
-from app.core.machine import Machine
+from app.core.machine import Machine, Step
+from app.core.state import State
 from app.failpoints import reach
 from app.records import Record, Reply, Topic, recorded_reply, reply_to, rows_of
 from app.state.entries import JournalRow
@@ -40,6 +42,7 @@ from app.state.tables import Tables
 from app.table_writer import TableWriter
 
 log = logging.getLogger(__name__)
+R = TypeVar("R")
 
 MAINTAIN_EVERY: Final = 200
 """Entries between two rounds of maintenance of the journal."""
@@ -48,6 +51,10 @@ MAINTAIN_TABLES_EVERY_MS: Final = 60_000
 
 class Stopping(Exception):
     """Not a failure: the controller takes no more batches."""
+
+
+class MemoryInDoubt(Exception):
+    """Memory is ahead of the journal, or may be: nothing is done until `recover` has read the truth."""
 
 
 class Controller:
@@ -68,6 +75,8 @@ class Controller:
         self._maintained_at = 0
         self._tables_maintained_at = 0
         self._applied_until = 0  # everything on the topic at this time has been applied
+        self._in_doubt = False  # memory may be ahead of the journal
+        self._touched: set[str] = set()
 
     # Boot.
 
@@ -96,6 +105,7 @@ class Controller:
             if booted_last is None or booted_last.instance != self.instance:
                 raise Fenced(f"Controller {booted_last} booted after this one.")
             self._writer.start()  # if a failed merge ended the last one
+            self._in_doubt = False
 
     def _take_up(self) -> Recovered:
         recovered = recover(self._journal, self._tables, now_ms=wall_ms())
@@ -105,8 +115,12 @@ class Controller:
         if recovered.controller is not None:
             self._root = recovered.controller.root
         self.machine = Machine(
-            warehouse=self._warehouse, epoch=self.epoch, images=recovered.images.items(), namespace=f"-{self._root}"
+            warehouse=self._warehouse,
+            epoch=self.epoch,
+            images=recovered.images.items(),
+            namespace=f"-{self._root}",
         )
+        self._touched = set(self.machine.state.shards)
         self._commands = CommandProcessor(self.machine)
         for row, seq, epoch in recovered.commands:
             self._commands.restore(row.image, seq=seq, epoch=epoch)
@@ -149,9 +163,7 @@ class Controller:
 
     def apply(self, topic: Topic, records: Sequence[Record]) -> list[Reply]:
         """Applies a batch in the order of partition and offset: one entry, and then these replies are to be sent."""
-        with self._lock:
-            self._check_stopping()
-            now = self._clock.now()
+        with self._changing() as now:
             changes: Changes = {}
             changes.update(self._expire(now))
             done: list[tuple[Record, Outcome]] = []
@@ -167,7 +179,7 @@ class Controller:
                 done.append((record, outcome))
                 self._offsets[key] = record.offset + 1
             replies = self._repeated(topic, repeated)
-            if not done:
+            if not done and not changes:
                 return replies
             seq = self._write(changes, origin="commands", extra=rows_of(topic, done), now=now)
             self._commands.written(seq, self.epoch)
@@ -186,19 +198,12 @@ class Controller:
 
     def observe(self, observations: Iterable[Observation]) -> None:
         """Shards were seen with these uppers."""
-        with self._lock:
-            self._check_stopping()
-            now = self._clock.now()
-            changes = self.machine.observe(now, observations).changes
-            if changes:
-                self._write(changes, origin="frontiers", now=now)
+        self.step("frontiers", lambda machine, now: machine.observe(now, observations))
 
     def heartbeat(self, *, applied_until: int | None) -> None:
         """What time alone does. What was on the topic at `applied_until` is applied; None: nobody knows."""
-        with self._lock:
-            self._check_stopping()
+        with self._changing() as now:
             self._journal.look(self.epoch)
-            now = self._clock.now()
             if applied_until is not None:
                 self._applied_until = max(self._applied_until, applied_until)
             changes: Changes = {}
@@ -207,6 +212,32 @@ class Controller:
             changes.update(self.machine.downgrade_sinces(now).changes)
             if changes:
                 self._write(changes, origin="heartbeat", now=now)
+
+    def step(self, origin: str, compute: Callable[[Machine, int], Step[R]]) -> R:
+        """One step of the machine, in the journal if it changed anything; its result."""
+        with self._changing() as now:
+            step = compute(self.machine, now)
+            if step.changes:
+                self._write(step.changes, origin=origin, now=now)
+            return step.result
+
+    def read(self, question: Callable[[State], R]) -> R:
+        """The answer to a question about the state as it is in the journal."""
+        with self._lock:
+            self._check_usable()
+            return question(self.machine.state)
+
+    def look(self) -> None:
+        """Fenced, if another controller took over. To be called before every physical step."""
+        with self._lock:
+            self._check_usable()
+            self._journal.look(self.epoch)
+
+    def touched_shards(self) -> list[Shard]:
+        """The shards that have changed since the last call, all of them after a boot."""
+        with self._lock:
+            touched, self._touched = self._touched, set()
+            return [self.machine.state.shards[id] for id in sorted(touched)]
 
     def _expire(self, now: int) -> Changes:
         return self.machine.expire_leases(now, applied_until=self._applied_until).changes
@@ -247,9 +278,20 @@ class Controller:
     def wait_for_tables(self) -> None:
         self._writer.wait_for(self.seq)
 
-    def _check_stopping(self) -> None:
+    @contextmanager
+    def _changing(self) -> Iterator[int]:
+        """The time of a change. Whatever is raised before its entry is written leaves memory ahead of the truth."""
+        with self._lock:
+            self._check_usable()
+            self._in_doubt = True
+            yield self._clock.now()
+            self._in_doubt = False
+
+    def _check_usable(self) -> None:
         if self._stopping:
             raise Stopping
+        if self._in_doubt:
+            raise MemoryInDoubt("An entry failed; the state has to be read back before anything else.")
 
     # The journal.
 
@@ -260,6 +302,7 @@ class Controller:
         at = self._clock.now() if now is None else now
         self.seq = self._journal.append(epoch=self.epoch, at=at, origin=origin, rows=rows)
         reach("after_entry")
+        self._touched.update(key for entity, key in changes if entity == SHARD)
         self._writer.submit(self.seq, self.epoch, rows)
         return self.seq
 

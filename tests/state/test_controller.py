@@ -1,0 +1,80 @@
+"""The controller's memory is never ahead of its journal, whatever goes wrong between the two."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.clock import wall_ms
+from app.config import Config, StreamsConfig
+from app.controller import Controller, MemoryInDoubt
+from app.core.folding import fold
+from app.records import Record, Topic
+from app.state.errors import OutcomeUnknown
+from app.state.recovery import recover
+
+TOPIC = Topic("commands", "topic-1")
+
+
+def record(offset: int, **command: Any) -> Record:
+    return Record(0, offset, wall_ms(), json.dumps(command).encode())
+
+
+@pytest.fixture
+def controller(tmp_path: Path) -> Iterator[Controller]:
+    config = Config(
+        root=str(tmp_path / "root"),
+        warehouse=[str(tmp_path / "warehouse")],
+        streams=StreamsConfig(checkpoints=str(tmp_path / "checkpoints")),
+    )
+    booted = Controller(config)
+    booted.boot()
+    create = {"type": "create_collections", "id": "c1", "collections": [{"id": "a", "data_source": {"kind": "other"}}]}
+    booted.apply(TOPIC, [record(0, **create)])
+    yield booted
+    booted.close()
+
+
+def journalled_holds(controller: Controller) -> set[str]:
+    controller.wait_for_tables()
+    recovered = recover(controller._journal, controller._tables, now_ms=wall_ms())
+    return set(fold(recovered.images.items()).holds)
+
+
+def test_after_an_entry_that_may_not_be_there_nothing_is_done_before_the_truth_was_read(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(**_: Any) -> int:
+        raise OutcomeUnknown("the store is gone")
+
+    acquire = {"type": "acquire_read_holds", "id": "h1", "collections": ["a"], "holder": "me"}
+    with monkeypatch.context() as patched:
+        patched.setattr(controller._journal, "append", lost)
+        with pytest.raises(OutcomeUnknown):
+            controller.apply(TOPIC, [record(1, **acquire)])
+    # Memory has a hold that the journal lacks. Were it used, its release would be journalled, or its since moved.
+    with pytest.raises(MemoryInDoubt):
+        controller.heartbeat(applied_until=None)
+    with pytest.raises(MemoryInDoubt):
+        controller.apply(TOPIC, [record(2, type="release_read_holds", id="r1", holds=["h1/a"])])
+    controller.recover()
+    assert controller.read(lambda state: set(state.holds)) == set()
+    assert controller.offsets(TOPIC) == {0: 1}, "the record is applied when it comes again"
+    controller.apply(TOPIC, [record(1, **acquire)])
+    assert journalled_holds(controller) == {"h1/a"}
+
+
+def test_a_lease_that_ends_with_a_batch_of_repeated_records_is_journalled(controller: Controller) -> None:
+    acquire = {"type": "acquire_read_holds", "id": "h1", "collections": ["a"], "holder": "me", "lease": 1}
+    held = record(1, **acquire)
+    controller.apply(TOPIC, [held])
+    until = controller.now()
+    while controller.now() <= until + 1:
+        pass
+    controller._applied_until = controller.now()
+    controller.apply(TOPIC, [held])  # Spark runs its last batch again
+    assert controller.read(lambda state: set(state.holds)) == journalled_holds(controller) == set()
