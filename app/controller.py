@@ -27,6 +27,7 @@ from app.core.machine import Machine, Step
 from app.core.state import State
 from app.failpoints import reach
 from app.records import Record, Reply, Topic, recorded_reply, reply_to, rows_of
+from app.shards.registering import found_at
 from app.state.entries import JournalRow
 from app.state.errors import Fenced
 from app.state.journal import Journal
@@ -119,6 +120,7 @@ class Controller:
             epoch=self.epoch,
             images=recovered.images.items(),
             namespace=f"-{self._root}",
+            look=lambda location, format: found_at(location, format, self._storage),
         )
         self._touched = set(self.machine.state.shards)
         self._commands = CommandProcessor(self.machine)
@@ -312,20 +314,11 @@ class Controller:
             self._tables_maintained_at = now
             retention_ms = self.machine.state.parameters.command_retention
             self._tables.maintain(now_ms=now, command_retention_ms=retention_ms)
-        # Not at any price: whoever has the lock may be waiting for the tables, that is, for this thread.
-        if not self._lock.acquire(timeout=1):
+        # Without the lock: no command waits for this, and whoever has the lock may be waiting for this thread.
+        if self.seq - self._maintained_at < MAINTAIN_EVERY or self._stopping:
             return
-        try:
-            if self.seq - self._maintained_at < MAINTAIN_EVERY or self._stopping:
-                return
-            self._maintained_at = self.seq
-            self._journal.look(self.epoch)
-            reach("journal_maintenance")
-            self._journal.maintain(
-                epoch=self.epoch,
-                trim_to=position,
-                now_ms=self._clock.now(),
-                retention_ms=self.machine.state.parameters.journal_retention,
-            )
-        finally:
-            self._lock.release()
+        self._maintained_at, epoch = self.seq, self.epoch
+        self._journal.look(epoch)
+        reach("journal_maintenance")
+        retention_ms = self.machine.state.parameters.journal_retention
+        self._journal.maintain(epoch=epoch, trim_to=position, now_ms=self._clock.now(), retention_ms=retention_ms)

@@ -43,10 +43,18 @@ class Found(msgspec.Struct, frozen=True):
     table_id: str
 
 
-class Registrar:
-    """Makes the collections of one command. `look` takes a resolved location."""
+Look = Callable[[str, str], Found | None]
+"""What is at a resolved location, for a shard of a format. It refuses what cannot be one."""
 
-    def __init__(self, draft: Draft, warehouse: Warehouse, look: Callable[[str], Found | None], namespace: str) -> None:
+
+def nothing_there(_location: str, _format: str) -> None:
+    return None
+
+
+class Registrar:
+    """Makes the collections of one command."""
+
+    def __init__(self, draft: Draft, warehouse: Warehouse, look: Look, namespace: str) -> None:
         self._draft = draft
         self._namespace = namespace
         self._warehouse = warehouse
@@ -199,7 +207,7 @@ class Registrar:
 
     def _new_shard(self, owner: str, location: str | None, format: str) -> Shard:
         # Only what a command names can be there already: nobody else makes directories with our names.
-        found = None if location is None else self._look(location)
+        found = None if location is None else self._look(location, format)
         id, location = self._free_name(owner, location)
         shard = Shard(id=id, location=location, format=format, owner=owner, table_id=table_id_of(id))
         if found is not None:

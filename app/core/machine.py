@@ -14,7 +14,7 @@ import msgspec
 
 from app.core import advancing, altering, dropping, folding, holding, housekeeping, shard_work
 from app.core.advancing import Observation
-from app.core.creating import Found, Registrar
+from app.core.creating import Look, Registrar, nothing_there
 from app.core.descriptions import Description
 from app.core.draft import Draft
 from app.core.errors import BrokenInvariant, Refused
@@ -52,11 +52,11 @@ class Machine:
         epoch: int = 1,
         images: Iterable[tuple[Key, Image]] = (),
         namespace: str = "",
-        look: Callable[[str], Found | None] = lambda _: None,
+        look: Look = nothing_there,
     ) -> None:
         """`namespace` ends the name of every new shard: another state over the same warehouse has another one.
 
-        `look` says what is at a location that a command gives; it may refuse what cannot be a shard.
+        `look` says what is at a location that a command gives.
         """
         self.state = folding.fold(images)
         self.epoch = epoch

@@ -205,7 +205,7 @@ class State:
         for group, belongs in (
             (self.finalization_log, shard.state in ("dropped", "finalizing")),
             (self.pending_downgrades, self.wanted_since(shard) > shard.since),
-            (self.unseen, shard.log_version is None and shard.state in ("live", "dropped")),
+            (self.unseen, _is_unseen(shard)),
             (self.unpurged, _is_unpurged(shard) and not self.tombstones_of.get(shard.id)),
         ):
             if belongs:
@@ -217,6 +217,10 @@ class State:
 
     def _purge_is_current(self, finalized_at: int, id: str) -> bool:
         return self.shards[id].finalized_at == finalized_at and bool(self.tombstones_of.get(id))
+
+
+def _is_unseen(shard: Shard) -> bool:
+    return shard.format == "updates" and shard.log_version is None and shard.state in ("live", "dropped")
 
 
 def _is_unpurged(shard: Shard) -> bool:

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from app.clock import wall_ms
 from app.config import Config, StreamsConfig
@@ -78,3 +80,47 @@ def test_a_lease_that_ends_with_a_batch_of_repeated_records_is_journalled(contro
     controller._applied_until = controller.now()
     controller.apply(TOPIC, [held])  # Spark runs its last batch again
     assert controller.read(lambda state: set(state.holds)) == journalled_holds(controller) == set()
+
+
+def table_at(location: Path, columns: list[str], **transactions: int) -> None:
+    write_deltalake(
+        str(location),
+        pa.table({name: pa.array([], pa.int64()) for name in columns}),
+        commit_properties=CommitProperties(
+            app_transactions=[Transaction(f"holdfast.{name}", version) for name, version in transactions.items()]
+        ),
+    )
+
+
+def create_at(controller: Controller, offset: int, location: Path) -> dict[str, Any]:
+    shard = {"location": str(location), "format": "updates"}
+    collections = [{"id": f"t{offset}", "data_source": {"kind": "table"}, "shard": shard}]
+    command = {"type": "create_collections", "id": f"c-{offset}", "register_ts": 1, "collections": collections}
+    (reply,) = controller.apply(TOPIC, [record(offset, **command)])
+    answer: dict[str, Any] = json.loads(reply.value)
+    return answer
+
+
+def test_a_table_that_is_there_already_is_registered_with_what_its_log_says(
+    controller: Controller, tmp_path: Path
+) -> None:
+    location = tmp_path / "warehouse" / "old"
+    table_at(location, ["_time", "_diff", "k"], upper=20, since=7)
+    assert create_at(controller, 1, location)["status"] == "ok"
+    collection, shard = controller.read(
+        lambda state: (state.collections["t1"], state.shards[state.collections["t1"].shard])
+    )
+    assert (collection.upper, collection.since) == (20, 7)
+    assert (shard.log_version, shard.table_id) == (0, str(DeltaTable(str(location)).metadata().id))
+
+
+def test_what_cannot_be_a_shard_is_not_registered(controller: Controller, tmp_path: Path) -> None:
+    plain, damaged = tmp_path / "warehouse" / "plain", tmp_path / "warehouse" / "damaged"
+    table_at(plain, ["k", "v"])
+    refused = create_at(controller, 1, plain)["error"]
+    assert (refused["code"], "not of format `updates`" in refused["message"]) == ("INVALID_ARGUMENT", True)
+    table_at(damaged, ["_time", "_diff"])
+    (damaged / "_delta_log" / f"{0:020d}.json").write_text("{")
+    refused = create_at(controller, 2, damaged)["error"]
+    assert (refused["code"], "cannot be looked at" in refused["message"]) == ("INTERNAL", True)
+    assert not controller.read(lambda state: [id for id in state.collections if id.startswith("t")])

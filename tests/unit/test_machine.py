@@ -31,7 +31,7 @@ def table(id: str, location: str | None = None) -> Description:
 
 def test_a_table_that_is_there_already_brings_its_frontiers() -> None:
     there = {"/warehouse/old": Found(since=Frontier(7), upper=Frontier(20), log_version=3, table_id="t-1")}
-    one = machine(look=there.get)
+    one = machine(look=lambda location, _: there.get(location))
     one.create_collections(0, [table("a", "/warehouse/old")], register_ts=5)
     a = one.state.collections["a"]
     assert (a.since, a.upper) == (7, 20)
@@ -44,7 +44,7 @@ def test_a_closed_table_can_be_registered_but_not_one_that_was_given_up() -> Non
         "/warehouse/old": Found(since=Frontier(7), upper=EMPTY, log_version=3, table_id="t-1"),
         "/warehouse/gone": Found(since=EMPTY, upper=EMPTY, log_version=9, table_id="t-2"),
     }
-    one = machine(look=there.get)
+    one = machine(look=lambda location, _: there.get(location))
     one.create_collections(0, [table("a", "/warehouse/old")], register_ts=5)
     assert one.state.collections["a"].upper == EMPTY
     with pytest.raises(Refused, match="was given up"):
@@ -94,7 +94,7 @@ def test_no_lease_ends_after_the_year_9999() -> None:
 
 def test_a_clean_up_goes_as_far_as_the_journal_has_seen_and_no_hold_pins_files() -> None:
     there = {"/warehouse/old": Found(since=Frontier(0), upper=Frontier(20), log_version=8, table_id="t-1")}
-    one = machine(look=there.get)
+    one = machine(look=lambda location, _: there.get(location))
     one.create_collections(0, [table("a", "/warehouse/old"), table("b")], register_ts=5)
     assert clean_up_limit(one.state, "a-1") == 8
     assert clean_up_limit(one.state, "b-2") is None, "nobody has seen it on disk"
