@@ -1,0 +1,97 @@
+"""Query 2: what is new in the Delta logs of the shards, batch by batch, for whoever wants to know.
+
+Where to look comes from the state, so the checkpoint is never needed again: every start has one of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from app.config import Config, texts
+from app.core.advancing import Observation
+from app.core.frontier import frontier_of
+from app.streams.commit_source import FORMAT, CommitSource
+
+log = logging.getLogger(__name__)
+
+
+class FrontierStream:
+    """Starts the query and is its `foreachBatch`.
+
+    `observe` gets all that a batch has found, in one call; what it does must be harmless to repeat. `report` gets each
+    error of a shard's log once, until there is another, or the shard can be read again. An exception in either ends the
+    query.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        observe: Callable[[Sequence[Observation]], None],
+        report: Callable[[str, str], None],
+        pacing: Mapping[str, int] | None = None,
+    ) -> None:
+        self._config = config
+        self._pacing = pacing or {}  # other numbers than the defaults of `Pacing`
+        self._observe = observe
+        self._report = report
+        self._reported: dict[str, str] = {}
+        self._checkpoint: str | None = None
+        self.failure: BaseException | None = None
+        self.batches = 0
+
+    def start(self, spark: SparkSession) -> StreamingQuery:
+        spark.dataSource.register(CommitSource)
+        self.failure = None
+        self._checkpoint = f"{self._config.streams.checkpoints.rstrip('/')}/frontiers-{uuid.uuid4().hex[:12]}"
+        source = spark.readStream.format(FORMAT).options(**self._source_options(spark)).load()
+        return (
+            source.writeStream.queryName("frontiers")
+            .option("checkpointLocation", self._checkpoint)
+            .foreachBatch(self._batch)
+            .trigger(processingTime=f"{int(self._config.streams.watch_interval)} milliseconds")
+            .start()
+        )
+
+    def _source_options(self, spark: SparkSession) -> dict[str, str]:
+        return {
+            "state": self._config.state,
+            "storage_options": json.dumps(texts(self._config.storage_options)),
+            "distribute_above": str(self._config.streams.distribute_watching_above),
+            "partitions": str(spark.sparkContext.defaultParallelism),
+            **{f"watch.{name}": str(number) for name, number in self._pacing.items()},
+        }
+
+    def remove_checkpoint(self) -> None:
+        """Nobody will need it again. On an object store it stays, for a rule of the bucket to remove."""
+        if self._checkpoint is not None and self._checkpoint.startswith("/"):
+            shutil.rmtree(self._checkpoint, ignore_errors=True)
+
+    def _batch(self, frame: DataFrame, _: int) -> None:
+        try:
+            self._process(frame)
+        except BaseException as error:  # Spark would keep only its text, and who supervises us must know what it was
+            self.failure = error
+            raise
+
+    def _process(self, frame: DataFrame) -> None:
+        observations = []
+        for shard, upper, log_version, _, error in frame.collect():
+            if error is None:
+                self._reported.pop(shard, None)
+                observations.append(Observation(shard, frontier_of(upper), log_version))
+            elif self._reported.get(shard) != error:
+                log.warning("a shard's log cannot be read shard=%s error=%s", shard, error)
+                self._report(shard, error)
+                self._reported[shard] = error
+        if observations:
+            self._observe(observations)
+            log.info("uppers observed shards=%s", len(observations))
+        self.batches += 1
