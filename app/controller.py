@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
+from prometheus_client.core import GaugeMetricFamily
+
 from app.clock import Clock, wall_ms
 from app.commands import CommandProcessor, Outcome
 from app.config import Config, texts
@@ -26,6 +28,8 @@ from app.core.locations import Warehouse
 from app.core.machine import Machine, Step
 from app.core.state import State
 from app.failpoints import reach
+from app.metrics import Metrics, Question, StateMetrics
+from app.protocol import ErrorBody
 from app.records import Record, Reply, Topic, recorded_reply, reply_to, rows_of
 from app.shards.registering import found_at
 from app.state.entries import JournalRow
@@ -61,8 +65,15 @@ class MemoryInDoubt(Exception):
 class Controller:
     """One lock around the core and the journal. Its methods may be called from any thread."""
 
-    def __init__(self, config: Config, *, resolve: Callable[[str], str] = os.path.realpath) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        metrics: Metrics | None = None,
+        resolve: Callable[[str], str] = os.path.realpath,
+    ) -> None:
         self.instance = uuid.uuid4().hex
+        self.metrics = metrics or Metrics()
         self._config = config
         self._storage = texts(config.storage_options)
         self._warehouse = Warehouse(
@@ -95,6 +106,7 @@ class Controller:
         # What is there now stays for long: the garbage collector need not look at it again and again.
         gc.collect()
         gc.freeze()
+        self.metrics.registry.register(StateMetrics(self._answer))
 
     def recover(self) -> None:
         """Throws the memory away and reads the truth again.
@@ -185,8 +197,16 @@ class Controller:
                 return replies
             seq = self._write(changes, origin="commands", extra=rows_of(topic, done), now=now)
             self._commands.written(seq, self.epoch)
+            self._count(done)
             log.info("applied commands=%d repeated=%d seq=%d changes=%d", len(done), len(repeated), seq, len(changes))
             return replies + [reply_to(record, outcome, topic, seq=seq, epoch=self.epoch) for record, outcome in done]
+
+    def _count(self, done: Iterable[tuple[Record, Outcome]]) -> None:
+        for _, outcome in done:
+            error = outcome.image.reply.error
+            self.metrics.command(outcome.image.type, error.code if isinstance(error, ErrorBody) else None)
+        self.metrics.lost_holds.inc(self._commands.warnings)
+        self._commands.warnings = 0
 
     def _repeated(self, topic: Topic, records: Sequence[Record]) -> list[Reply]:
         """The recorded replies of records that were applied before; they may not have been sent."""
@@ -242,7 +262,13 @@ class Controller:
             return [self.machine.state.shards[id] for id in sorted(touched)]
 
     def _expire(self, now: int) -> Changes:
-        return self.machine.expire_leases(now, applied_until=self._applied_until).changes
+        step = self.machine.expire_leases(now, applied_until=self._applied_until)
+        self.metrics.expired.inc(len(step.result))
+        return step.changes
+
+    def _answer(self, question: Question) -> list[GaugeMetricFamily]:
+        with self._lock:
+            return question(self.machine.state, self._clock.now())
 
     def now(self) -> int:
         with self._lock:
@@ -302,7 +328,9 @@ class Controller:
         rows += extra
         reach("before_entry")
         at = self._clock.now() if now is None else now
-        self.seq = self._journal.append(epoch=self.epoch, at=at, origin=origin, rows=rows)
+        with self.metrics.entry_seconds.time():
+            self.seq = self._journal.append(epoch=self.epoch, at=at, origin=origin, rows=rows)
+        self.metrics.entries.labels(origin).inc()
         reach("after_entry")
         self._touched.update(key for entity, key in changes if entity == SHARD)
         self._writer.submit(self.seq, self.epoch, rows)

@@ -174,7 +174,11 @@ class Work:
             self._tended[id] = self._controller.read(lambda state: merge_target(state.shards[id]))
         with self._lock:
             self._busy[id] = kind
+        self._count(kind, "started")
         self._spawn(lambda: self._run(kind, id), f"{kind} {id}")
+
+    def _count(self, kind: str, outcome: str) -> None:
+        self._controller.metrics.work.labels(kind, outcome).inc()
 
     def _run(self, kind: str, id: str) -> None:
         """One piece of work, in a thread of its own."""
@@ -183,6 +187,7 @@ class Work:
             self._perform(kind, self._job(id))
             self._failures.pop(id, None)
             self._not_before.pop(id, None)
+            self._count(kind, "succeeded")
             if kind != "finalize":
                 self._controller.step(kind, lambda machine, now: machine.work_succeeded(now, id))
         except (Stopping, MemoryInDoubt):
@@ -236,6 +241,7 @@ class Work:
     def _failed(self, kind: str, id: str, error: Exception) -> None:
         sentence = f"{kind}: {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
         log.warning("work failed, it is tried again shard=%s error=%s", id, sentence)
+        self._count(kind, "failed")
         try:
             if kind == "finalize":
                 self._controller.step("failed", lambda machine, now: machine.finalization_failed(now, id, sentence))
