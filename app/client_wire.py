@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import socket
 import threading
 import time
 from collections import deque
@@ -20,14 +19,13 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError, KafkaTimeoutError, MessageSizeTooLargeError, TopicAuthorizationFailedError
 
 from app.client_errors import HoldfastError, NotAnswering
-from app.kafka import client_options
+from app.kafka import KafkaOptionError, client_options, unreachable
 
 log = logging.getLogger(__name__)
 
 Reply = dict[str, Any]
 
 CONNECT_S: Final = 5.0
-_PROBE_S: Final = 1.5
 _POLL_MS: Final = 200
 _LOOK_FOR_PARTITIONS_S: Final = 30.0
 _MAX_REQUEST_BYTES: Final = 4 * 1024 * 1024  # the controller answers what is too large; a producer's default would not
@@ -80,7 +78,12 @@ class Wire:
         }
         self._timeout_s = timeout_s
         self._look_at = time.monotonic() + _LOOK_FOR_PARTITIONS_S
-        _probe(servers)
+        try:
+            problem = unreachable(servers)
+        except KafkaOptionError as error:
+            raise HoldfastError(str(error)) from None
+        if problem is not None:
+            raise NotAnswering(problem)
         try:
             self._consumer = self._listen()
             try:
@@ -230,30 +233,6 @@ def _failed(pending: Pending, error: BaseException) -> None:
     pending.taken.set()
     if isinstance(error, _UNSENDABLE) and not pending.reply.done():
         pending.reply.set_exception(HoldfastError(f"Kafka does not take the command: {error}"))
-
-
-def addresses(servers: str) -> list[tuple[str, int]]:
-    """`host:port,host:port` in parts."""
-    found = []
-    for server in servers.split(","):
-        host, _, port = server.strip().rpartition(":")
-        if not host or not port.isdecimal():
-            raise HoldfastError(f"{server.strip()!r} is no address of a broker; expected host:port.")
-        found.append((host.strip("[]"), int(port)))
-    return found
-
-
-def _probe(servers: str) -> None:
-    """Whether anybody listens at all: kafka-python would try for as long as it may, and not say what is wrong."""
-    problems = []
-    for host, port in addresses(servers):
-        try:
-            socket.create_connection((host, port), timeout=_PROBE_S).close()
-        except (OSError, OverflowError) as error:
-            problems.append(f"{host}:{port}: {getattr(error, 'strerror', None) or error}")
-        else:
-            return
-    raise NotAnswering(f"No Kafka broker can be reached ({'; '.join(problems)}).")
 
 
 def _unusable(servers: str, error: KafkaError) -> str:

@@ -8,11 +8,15 @@ the Java client understand. No text made here ever contains a value: any of them
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 PEM: Final = "PEM"
+REQUEST_LIMIT_S: Final = 30.0
+"""How long we wait for an answer of Kafka, unless we are told to give up sooner."""
+_PROBE_S: Final = 1.5
 
 
 class KafkaOptionError(ValueError):
@@ -73,8 +77,32 @@ _JAVA_ONLY: Final = re.compile(
 )
 
 
-def client_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments for kafka-python's producers, consumers and admin clients."""
+def addresses(servers: str) -> list[tuple[str, int]]:
+    """`host:port,host:port` in parts."""
+    found = []
+    for server in servers.split(","):
+        host, _, port = server.strip().rpartition(":")
+        if not host or not port.isdecimal():
+            raise KafkaOptionError(f"{server.strip()!r} is no address of a broker; expected host:port.")
+        found.append((host.strip("[]"), int(port)))
+    return found
+
+
+def unreachable(servers: str) -> str | None:
+    """Why nobody listens there, if so: kafka-python would try for as long as it may, and not say what is wrong."""
+    problems = []
+    for host, port in addresses(servers):
+        try:
+            socket.create_connection((host, port), timeout=_PROBE_S).close()
+        except (OSError, OverflowError) as error:
+            problems.append(f"{host}:{port}: {getattr(error, 'strerror', None) or error}")
+        else:
+            return None
+    return f"No Kafka broker can be reached ({'; '.join(problems)})."
+
+
+def client_options(options: Mapping[str, Any], *, limit_s: float | None = None) -> dict[str, Any]:
+    """The arguments for kafka-python's producers, consumers and admin clients; no request takes longer than that."""
     given = _texts(options)
     # By itself it would wait up to half a minute between attempts, and so stay away for long after a broker is back.
     arguments: dict[str, Any] = {"reconnect_backoff_max_ms": 1_000}
@@ -88,15 +116,21 @@ def client_options(options: Mapping[str, Any]) -> dict[str, Any]:
             try:
                 arguments[argument] = parse(value)
             except ValueError:
-                raise KafkaOptionError(f"The value of the Kafka option {name!r} cannot be used.") from None
+                raise KafkaOptionError(_unusable(name)) from None
         elif not _JAVA_ONLY.fullmatch(name):
             raise KafkaOptionError(_unknown(name))
+    if limit_s is not None:
+        limit_ms = int(limit_s * 1000)
+        arguments["request_timeout_ms"] = min(limit_ms, arguments.get("request_timeout_ms", limit_ms))
     return arguments
 
 
-def java_options(options: Mapping[str, Any]) -> dict[str, str]:
+def java_options(options: Mapping[str, Any], *, limit_s: float | None = None) -> dict[str, str]:
     """The same options for Java, without any prefix. PEM files are read here: executors need not have them."""
     given = _texts(options)
+    if limit_s is not None:
+        for name in ("request.timeout.ms", "default.api.timeout.ms"):
+            given[name] = str(min(int(limit_s * 1000), _number(name, given.get(name, str(10**9)))))
     for short, java in (("sasl.mechanisms", "sasl.mechanism"),):
         if short in given:
             given[java] = given.pop(short)
@@ -115,6 +149,17 @@ def java_options(options: Mapping[str, Any]) -> dict[str, str]:
 
 def _texts(options: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+
+
+def _number(name: str, value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise KafkaOptionError(_unusable(name)) from None
+
+
+def _unusable(name: str) -> str:
+    return f"The value of the Kafka option {name!r} cannot be used."
 
 
 def _unknown(name: str) -> str:

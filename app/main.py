@@ -15,7 +15,7 @@ from app.broker import BrokerFailed
 from app.config import Config, ConfigError, load_config
 from app.core.errors import Corrupt
 from app.follower import Follower
-from app.kafka import KafkaOptionError
+from app.kafka import KafkaOptionError, addresses, client_options, java_options
 from app.service import EXIT_BROKEN, EXIT_OK, EXIT_USAGE, Service, broker, handle_signals
 from app.spark import session
 from app.state.errors import NewerFormat, StateMissing
@@ -76,6 +76,7 @@ def _log_to_console() -> None:
 
 
 def _serve(config: Config, *, once: bool) -> int:
+    _check_kafka(config)
     with broker(config) as bootstrap_servers:
         spark = session("holdfast", master=None, extra={name: str(value) for name, value in config.spark.items()})
         try:
@@ -84,6 +85,14 @@ def _serve(config: Config, *, once: bool) -> int:
             return service.run(once=once, on_ready=lambda: _welcome(config, bootstrap_servers, service))
         finally:
             spark.stop()
+
+
+def _check_kafka(config: Config) -> None:
+    """Before anything is started: what is wrong with these settings does not pass by trying again."""
+    client_options(config.kafka.options)
+    java_options(config.kafka.options)
+    if not config.embedded:
+        addresses(config.kafka.bootstrap_servers)
 
 
 def _welcome(config: Config, bootstrap_servers: str, service: Service) -> None:

@@ -26,6 +26,7 @@ from app.broker import EmbeddedBroker
 from app.config import Config
 from app.controller import Controller, Stopping
 from app.core.errors import BrokenInvariant, Corrupt
+from app.kafka import REQUEST_LIMIT_S
 from app.records import Topic
 from app.replies import Replies
 from app.state.errors import Fenced, NewerFormat, UnsafeStore
@@ -61,6 +62,7 @@ class Service:
         self._stop = threading.Event()
         self.controller = Controller(config)
         self._last_progress = time.monotonic()
+        self._tables_wanted = 0
         self._mark: _Mark | None = None
         self._booted = False
         self._memory_in_doubt = False
@@ -89,8 +91,9 @@ class Service:
                 if (code := self._exit_code(error)) is not None:
                     return code
                 pause_s = _SHORTEST_PAUSE_S if self._last_progress > progress else min(2 * pause_s, _LONGEST_PAUSE_S)
-                log.warning("trying again in %.1f s, nothing is lost: %s", pause_s, _sentence(error))
-                self._stop.wait(pause_s)
+                wait_s = min(pause_s, self._left_s())
+                log.warning("trying again in %.1f s, nothing is lost: %s", wait_s, _sentence(error))
+                self._stop.wait(wait_s)
         if self._booted:
             self._close()
         return EXIT_OK
@@ -106,24 +109,30 @@ class Service:
         if isinstance(error, BrokenInvariant | Corrupt):
             log.critical("halted, the state breaks a rule; nothing more is touched: %s", error)
             return EXIT_BROKEN
-        gone_s = time.monotonic() - self._last_progress
-        if gone_s * 1000 > self._config.give_up_after:
+        if self._left_s() <= 0:
+            gone_s = time.monotonic() - self._last_progress
             log.error("gave up, nothing worked for %.0f s: %s", gone_s, _sentence(error))
             return EXIT_GAVE_UP
         return None
+
+    def _left_s(self) -> float:
+        """Until we give up, unless something works."""
+        return max(0.0, self._config.give_up_after / 1000 - (time.monotonic() - self._last_progress))
 
     def _boot(self) -> None:
         if not self._booted:
             self.controller.boot()
             self._booted = True
+            self._last_progress = time.monotonic()  # it may have taken long, and was no failure
 
     @contextmanager
     def _connections(self) -> Iterator[tuple[Topics, Replies]]:
         with ExitStack() as stack:
-            topics = Topics(self._config.kafka, self._bootstrap_servers)
+            topics = self._topics()
             stack.callback(topics.close)
             topics.ensure()
-            replies = Replies(self._config.kafka, self._bootstrap_servers)
+            connect_s, limit_s = self._limits_s()
+            replies = Replies(self._config.kafka, self._bootstrap_servers, connect_s=connect_s, limit_s=limit_s)
             stack.callback(replies.close)
             yield topics, replies
 
@@ -140,6 +149,7 @@ class Service:
             topics=topics,
             replies=replies,
             bootstrap_servers=self._bootstrap_servers,
+            limit_s=self._limits_s()[1],
         )
         query = stream.start(self._spark, once=once)
         try:
@@ -159,11 +169,23 @@ class Service:
     @contextmanager
     def _own_topics(self) -> Iterator[Topics]:
         """The query's thread has its own connection; that of the heartbeat must not get into its way."""
-        topics = Topics(self._config.kafka, self._bootstrap_servers)
+        topics = self._topics()
         try:
             yield topics
         finally:
             topics.close()
+
+    def _topics(self) -> Topics:
+        connect_s, limit_s = self._limits_s()
+        return Topics(self._config.kafka, self._bootstrap_servers, connect_s=connect_s, limit_s=limit_s)
+
+    def _limits_s(self) -> tuple[float, float]:
+        """How long to try to connect to Kafka, and how long to wait for an answer, so that we give up in time.
+
+        A connection may live for long, so its limit does not depend on how much time is left now.
+        """
+        limit_s = max(1.0, min(REQUEST_LIMIT_S, self._config.give_up_after / 1000 / 4))
+        return max(1.0, min(limit_s, self._left_s())), limit_s
 
     def _supervise(self, query: StreamingQuery, stream: CommandStream, topics: Topics) -> None:
         next_heartbeat = 0.0
@@ -174,12 +196,18 @@ class Service:
                 self._heartbeat(topics)
                 heartbeats += 1
                 if heartbeats > 1:  # a query that fails at once, again and again, is no progress
-                    self._last_progress = time.monotonic()
+                    self._progressed()
                 next_heartbeat = time.monotonic() + self._config.streams.heartbeat / 1000
             if stream.batches > batches:
                 batches = stream.batches
-                self._last_progress = time.monotonic()
+                self._progressed()
             self._stop.wait(_POLL_S)
+
+    def _progressed(self) -> None:
+        """Something works. But a controller whose tables stay behind for ever would not be one."""
+        if self.controller.tables_reached >= self._tables_wanted:
+            self._last_progress = time.monotonic()
+            self._tables_wanted = self.controller.seq
 
     def _heartbeat(self, topics: Topics) -> None:
         """Time passes; leases end only when everything that was on the topic at their end is applied.

@@ -7,22 +7,51 @@ from typing import Any
 
 from kafka import KafkaAdminClient, TopicPartition
 from kafka.admin import OffsetSpec
-from kafka.errors import KafkaError, TopicAlreadyExistsError
+from kafka.errors import KafkaConnectionError, KafkaError, TopicAlreadyExistsError
 from kafka.protocol.consumer import IsolationLevel
 
 from app.config import KafkaConfig
-from app.kafka import client_options
+from app.kafka import REQUEST_LIMIT_S, client_options, unreachable
 from app.records import Topic
 
 log = logging.getLogger(__name__)
 
 
-class Topics:
-    """A connection for questions about the topics. Not for several threads at once."""
+class _Admin(KafkaAdminClient):  # type: ignore[misc]  # kafka-python has no types
+    """kafka-python's, but one that cannot connect leaves neither a thread nor files behind: we try again and again."""
 
-    def __init__(self, kafka: KafkaConfig, bootstrap_servers: str) -> None:
+    def __init__(self, **options: Any) -> None:
+        try:
+            super().__init__(**options)
+        except BaseException:
+            if hasattr(self, "_net"):
+                self._closed = False  # it closes only what was opened as a whole
+                self.close()
+            raise
+
+
+class Topics:
+    """A connection for questions about the topics. Not for several threads at once.
+
+    `connect_s` is how long to try to connect, `limit_s` how long to wait for an answer.
+    """
+
+    def __init__(
+        self,
+        kafka: KafkaConfig,
+        bootstrap_servers: str,
+        *,
+        connect_s: float = REQUEST_LIMIT_S,
+        limit_s: float = REQUEST_LIMIT_S,
+    ) -> None:
         self._kafka = kafka
-        self._admin = KafkaAdminClient(bootstrap_servers=bootstrap_servers, **client_options(kafka.options))
+        if (problem := unreachable(bootstrap_servers)) is not None:
+            raise KafkaConnectionError(problem)
+        self._admin = _Admin(
+            bootstrap_servers=bootstrap_servers,
+            bootstrap_timeout_ms=int(connect_s * 1000),
+            **client_options(kafka.options, limit_s=limit_s),
+        )
 
     def close(self) -> None:
         self._admin.close()

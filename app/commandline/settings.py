@@ -11,9 +11,8 @@ from typing import Final
 
 from app.client import Holdfast
 from app.client_errors import HoldfastError, NotAnswering
-from app.client_wire import addresses
 from app.config import EMBEDDED, Config, ConfigError, load_config, texts
-from app.kafka import KafkaOptionError, client_options
+from app.kafka import KafkaOptionError, addresses, client_options
 
 DEFAULT_CONFIG: Final = Path("conf/local.yaml")
 DEFAULT_TIMEOUT_S: Final = 10.0
@@ -67,16 +66,13 @@ class Settings:
 def settings_of(options: argparse.Namespace) -> Settings:
     config = _config(options)
     kafka = config.kafka
-    try:
-        client_options(kafka.options)
-    except KafkaOptionError as error:
-        raise UsageError(str(error)) from None
     servers = getattr(options, "bootstrap_servers", None) or kafka.bootstrap_servers
     try:
+        client_options(kafka.options)
         if servers != EMBEDDED:
             addresses(servers)
-    except HoldfastError as error:
-        raise UsageError(error.message) from None
+    except KafkaOptionError as error:
+        raise UsageError(str(error)) from None
     given_root = getattr(options, "root", None)
     return Settings(
         root=config.root if given_root is None else _absolute(given_root),

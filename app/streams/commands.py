@@ -20,7 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from app.config import Config
 from app.controller import Controller
 from app.failpoints import reach
-from app.kafka import java_options
+from app.kafka import REQUEST_LIMIT_S, java_options
 from app.records import Record, Topic
 from app.replies import Replies
 from app.topics import Topics
@@ -39,13 +39,21 @@ class CommandStream:
     """Starts the query and is its `foreachBatch`."""
 
     def __init__(
-        self, *, config: Config, controller: Controller, topics: Topics, replies: Replies, bootstrap_servers: str
+        self,
+        *,
+        config: Config,
+        controller: Controller,
+        topics: Topics,
+        replies: Replies,
+        bootstrap_servers: str,
+        limit_s: float = REQUEST_LIMIT_S,
     ) -> None:
         self._config = config
         self._controller = controller
         self._topics = topics
         self._replies = replies
         self._bootstrap_servers = bootstrap_servers
+        self._limit_s = limit_s  # how long Spark waits for an answer of Kafka; it cannot be stopped while it does
         self._checked_at = 0.0
         self.failure: BaseException | None = None
         self.batches = 0
@@ -76,7 +84,8 @@ class CommandStream:
             "kafka.fetch.max.wait.ms": "10",
             "failOnDataLoss": "true",
         }
-        return options | {f"kafka.{name}": value for name, value in java_options(self._config.kafka.options).items()}
+        given = java_options(self._config.kafka.options, limit_s=self._limit_s)
+        return options | {f"kafka.{name}": value for name, value in given.items()}
 
     def _new_checkpoint(self, topic: Topic) -> str:
         run = f"commands-{self._controller.epoch}-{topic.id[:12]}-{uuid.uuid4().hex[:8]}"

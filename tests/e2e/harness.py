@@ -50,7 +50,13 @@ def wait_until(condition: Callable[[], object], what: str, limit_s: float = LIMI
 
 
 def config_under(
-    root: Path, bootstrap_servers: str, *, topics: str | None = None, heartbeat_ms: int = 500, partitions: int = 1
+    root: Path,
+    bootstrap_servers: str,
+    *,
+    topics: str | None = None,
+    heartbeat_ms: int = 500,
+    partitions: int = 1,
+    give_up_after_ms: int = 120_000,
 ) -> Config:
     """A configuration of which nothing is shared with another test but the broker."""
     name = topics or f"t{uuid.uuid4().hex[:8]}"
@@ -64,7 +70,7 @@ def config_under(
             partitions=partitions,
         ),
         streams=StreamsConfig(checkpoints=str(root / "checkpoints"), heartbeat=Duration(heartbeat_ms)),
-        give_up_after=Duration(120_000),
+        give_up_after=Duration(give_up_after_ms),
     )
 
 
@@ -191,6 +197,7 @@ class Running(Client):
         self._thread = threading.Thread(target=self._run, name="service under test", daemon=True)
         self._ready = threading.Event()
         self._heartbeats = 0
+        self._expected_exit_code = 0
         self._count_heartbeats()
 
     @property
@@ -235,7 +242,13 @@ class Running(Client):
         if error is None:
             assert not self._thread.is_alive(), "the service did not stop"
             assert self.failure is None, f"the service failed: {self.failure!r}"
-            assert self.exit_code == 0
+            assert self.exit_code == self._expected_exit_code
+
+    def wait_for_end(self, exit_code: int, limit_s: float = LIMIT_S) -> None:
+        """Until it has ended by itself, with that exit code."""
+        self._expected_exit_code = exit_code
+        wait_until(lambda: not self._thread.is_alive(), "the service ends", limit_s)
+        assert (self.exit_code, self.failure) == (exit_code, None)
 
     def wait_for_tables(self) -> None:
         """Until the tables have what is in the journal now."""
