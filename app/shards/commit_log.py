@@ -189,15 +189,27 @@ def last_checkpoint(store: Readable) -> int | None:
 
 def full_state(location: str, options: dict[str, str]) -> TableState | None:
     """The table at a location, read from its last checkpoint on; None if there is no table."""
+    table = _opened(location, options)
+    if table is None:
+        return None
+    return TableState(
+        version=table.version(),
+        table_id=str(table.metadata().id),
+        upper=_frontier(UPPER, table.transaction_version(UPPER)) or ZERO,
+        since=_frontier(SINCE, table.transaction_version(SINCE)) or ZERO,
+        epoch=table.transaction_version(EPOCH) or 0,
+    )
+
+
+def live_files(location: str, options: dict[str, str]) -> list[str]:
+    """The URIs of all files that the newest version consists of."""
+    table = _opened(location, options)
+    return [] if table is None else table.file_uris()
+
+
+def _opened(location: str, options: dict[str, str]) -> DeltaTable | None:
     try:
-        table = DeltaTable(location, storage_options=options)
-        return TableState(
-            version=table.version(),
-            table_id=str(table.metadata().id),
-            upper=_frontier(UPPER, table.transaction_version(UPPER)) or ZERO,
-            since=_frontier(SINCE, table.transaction_version(SINCE)) or ZERO,
-            epoch=table.transaction_version(EPOCH) or 0,
-        )
+        return DeltaTable(location, storage_options=options)
     except TableNotFoundError:
         return None
     except (DeltaError, OSError) as error:

@@ -19,7 +19,12 @@ from app.state.store import LocalStore
 from app.state.tables import Tables
 
 SEALED = 2**63 - 1
-EMPTY_SCHEMA = json.dumps({"type": "struct", "fields": []})
+SCHEMA = json.dumps(
+    {
+        "type": "struct",
+        "fields": [{"name": n, "type": "long", "nullable": True, "metadata": {}} for n in ("_time", "_diff")],
+    }
+)
 
 
 class BareLog:
@@ -38,7 +43,7 @@ class BareLog:
                 "metaData": {
                     "id": self.id,
                     "format": {"provider": "parquet", "options": {}},
-                    "schemaString": EMPTY_SCHEMA,
+                    "schemaString": SCHEMA,
                     "partitionColumns": [],
                     "configuration": {},
                     "createdTime": 0,

@@ -1,0 +1,349 @@
+"""Dead files and orphans go, by name and not too early; nothing that is live, and nothing outside, ever does."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from app.shards.cleaning import Cleaner, Deleted
+from app.shards.commit_log import BadLog
+from app.shards.directory import LocalDirectory, OutsideWarehouse
+from app.shards.errors import WrongTable
+from tests.shards.helpers import BareLog, add, append, remove
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+WEEK_MS = 7 * DAY_MS
+
+
+class Clock:
+    """Moves the clock of local stores."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ahead_ms = 0
+        real = LocalDirectory.now_ms
+        monkeypatch.setattr(LocalDirectory, "now_ms", lambda directory: real(directory) + self.ahead_ms)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+@pytest.fixture
+def warehouse(tmp_path: Path) -> Path:
+    return tmp_path / "warehouse"
+
+
+@pytest.fixture
+def log(warehouse: Path) -> BareLog:
+    return BareLog(warehouse / "shard")
+
+
+def cleaner(log: BareLog, **changes: object) -> Cleaner:
+    settings = {"location": str(log.location), "roots": [str(log.location.parent)], "table_id": log.id, **changes}
+    return Cleaner(options={}, **settings)  # type: ignore[arg-type]  # as given
+
+
+def touch(log: BareLog, *names: str, size: int = 10) -> None:
+    for name in names:
+        path = log.location / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * size)
+
+
+def names(log: BareLog) -> list[str]:
+    found = [path.relative_to(log.location) for path in log.location.rglob("*") if not path.is_dir()]
+    return sorted(str(path) for path in found if path.parts[0] != "_delta_log")
+
+
+def test_what_a_commit_removed_goes_when_the_version_and_the_grace_allow_it(log: BareLog, clock: Clock) -> None:
+    touch(log, "a.parquet", "b.parquet", "c.parquet", size=7)
+    log.commit(add("a.parquet"), add("b.parquet"), add("c.parquet"))
+    log.commit(remove("a.parquet"))
+    log.commit(remove("b.parquet"))
+    ours = cleaner(log)
+    assert ours.delete_dead_files(upto_version=2, older_than_ms=HOUR_MS) == Deleted(0, 0)
+    clock.ahead_ms = HOUR_MS
+    assert ours.delete_dead_files(upto_version=1, older_than_ms=HOUR_MS) == Deleted(0, 0)
+    assert ours.delete_dead_files(upto_version=2, older_than_ms=HOUR_MS) == Deleted(1, 7)
+    assert names(log) == ["b.parquet", "c.parquet"]
+    assert ours.delete_dead_files(upto_version=99, older_than_ms=HOUR_MS) == Deleted(1, 7)
+    assert ours.delete_dead_files(upto_version=99, older_than_ms=HOUR_MS) == Deleted(0, 0)
+    # Another one, who remembers nothing, finds nothing to do either.
+    assert cleaner(log).delete_dead_files(upto_version=99, older_than_ms=0) == Deleted(0, 0)
+    assert names(log) == ["c.parquet"]
+
+
+def test_a_file_that_was_added_again_stays(log: BareLog) -> None:
+    touch(log, "a.parquet", "b.parquet")
+    log.commit(add("a.parquet"), add("b.parquet"))
+    log.commit(remove("a.parquet"), add("a.parquet"))  # as when a deletion vector changes
+    ours = cleaner(log)
+    assert ours.dead_files(upto_version=9, older_than_ms=0) == []
+    log.commit(remove("b.parquet"))
+    assert ours.dead_files(upto_version=9, older_than_ms=0) == ["b.parquet"]
+    log.commit(add("b.parquet"))  # someone restored an old version
+    assert ours.delete_dead_files(upto_version=9, older_than_ms=0) == Deleted(0, 0)
+
+
+def test_a_file_that_is_restored_at_the_last_moment_stays(log: BareLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(log, "a.parquet", "b.parquet")
+    log.commit(remove("a.parquet"), remove("b.parquet"))
+    ours = cleaner(log)
+    real = ours.dead_files
+
+    def dead_files(**options: int) -> list[str]:
+        found = real(**options)
+        log.commit(add("a.parquet"))
+        return found
+
+    monkeypatch.setattr(ours, "dead_files", dead_files)
+    assert ours.delete_dead_files(upto_version=9, older_than_ms=0).files == 1
+    assert names(log) == ["a.parquet"]
+
+
+@pytest.mark.parametrize(
+    "again", ["file:{}/a.parquet", "{}/a.parquet", "./a.parquet", "%61.parquet", "../shard/a.parquet"]
+)
+def test_a_file_that_was_added_again_under_another_path_stays(log: BareLog, again: str) -> None:
+    touch(log, "a.parquet")
+    log.commit(add("a.parquet"))
+    log.commit(remove("a.parquet"))
+    log.commit(add(again.format(log.location)))
+    assert cleaner(log).dead_files(upto_version=9, older_than_ms=0) == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../../precious.parquet",
+        "../precious.parquet",
+        "..%2Fprecious.parquet",
+        "%2e%2e/precious.parquet",
+        "p=1/../../precious.parquet",
+        "{}/precious.parquet",
+        "file://{}/precious.parquet",
+        "file:{}/precious.parquet",
+        "file:///etc/passwd",
+        "/etc/passwd",
+        "%2Fetc%2Fpasswd",
+        "s3://bucket/x.parquet",
+        "_delta_log/00000000000000000001.checkpoint.parquet",
+        "_DELTA_LOG/x.parquet",
+        "_delta_log%2F00000000000000000001.checkpoint.parquet",
+        "./_delta_log/x.parquet",
+        "link/precious.parquet",
+        "..\\precious.parquet",
+        "a.parquet\u0000",
+        "a%00.parquet",
+        "%ff%fe.parquet",
+        "",
+        ".",
+        "..",
+        "deletion_vector_1.bin",
+        "kept.txt",
+        "directory.parquet",
+    ],
+)
+def test_a_hostile_path_deletes_nothing(log: BareLog, warehouse: Path, path: str) -> None:
+    outside = [warehouse / "precious.parquet", warehouse.parent / "precious.parquet"]
+    for each in outside:
+        each.write_text("precious")
+    (log.location / "link").symlink_to(warehouse)
+    (log.location / "directory.parquet").mkdir()
+    touch(log, "kept.txt", "deletion_vector_1.bin", "_delta_log/00000000000000000001.checkpoint.parquet.kept")
+    log.commit(remove(path.format(warehouse)))
+    before = sorted(warehouse.parent.rglob("*"))
+    assert cleaner(log).delete_dead_files(upto_version=9, older_than_ms=0) == Deleted(0, 0)
+    assert sorted(warehouse.parent.rglob("*")) == before
+    assert Path("/etc/passwd").exists()
+
+
+def test_only_a_link_itself_is_deleted_never_what_it_leads_to(log: BareLog, warehouse: Path) -> None:
+    precious = warehouse / "precious.parquet"
+    precious.write_text("precious")
+    (log.location / "link.parquet").symlink_to(precious)
+    log.commit(remove("link.parquet"))
+    assert cleaner(log).delete_dead_files(upto_version=9, older_than_ms=0) == Deleted(1, 0)
+    assert precious.exists()
+
+
+def test_percent_encoded_names_mean_the_decoded_file(log: BareLog) -> None:
+    touch(log, "p=a b/x.parquet", "p=a%20b/x.parquet")
+    log.commit(add("p=a%20b/x.parquet"), add("p=a%2520b/x.parquet"))
+    log.commit(remove("p=a%20b/x.parquet"))
+    log.commit(remove("p=a%2520b/y.parquet"))
+    # The removed path, taken as it is, is the name of the file that is still live: when in doubt, keep both.
+    cleaner(log).delete_dead_files(upto_version=9, older_than_ms=0)
+    assert (log.location / "p=a%20b/x.parquet").exists()
+    log.commit(remove("p=a%2520b/x.parquet"))
+    cleaner(log).delete_dead_files(upto_version=9, older_than_ms=0)
+    assert names(log) == []
+
+
+def test_a_cleaner_that_missed_commits_forgets_what_it_knew(log: BareLog) -> None:
+    touch(log, "a.parquet", "b.parquet")
+    log.commit(add("a.parquet"))
+    log.commit(remove("a.parquet"))
+    ours = cleaner(log)
+    assert ours.dead_files(upto_version=2, older_than_ms=0) == ["a.parquet"]
+    log.commit(add("a.parquet"))
+    log.commit(add("b.parquet"))
+    DeltaTable(log.location).create_checkpoint()
+    for version in range(4):
+        log.path(version).unlink()
+    assert ours.delete_dead_files(upto_version=9, older_than_ms=0) == Deleted(0, 0)
+    assert names(log) == ["a.parquet", "b.parquet"]
+
+
+def test_another_table_at_the_same_place_is_not_touched(log: BareLog, clock: Clock) -> None:
+    touch(log, "a.parquet", "orphan.parquet")
+    log.commit(remove("a.parquet"))
+    clock.ahead_ms = 2 * WEEK_MS
+    stranger = cleaner(log, table_id="another")
+    for step in (
+        lambda: stranger.delete_dead_files(upto_version=9, older_than_ms=0),
+        lambda: stranger.delete_orphans(orphan_grace_ms=WEEK_MS),
+    ):
+        with pytest.raises(WrongTable):
+            step()
+    ours = cleaner(log)
+    assert ours.dead_files(upto_version=0, older_than_ms=0) == []
+    # It is replaced while we know it.
+    for path in log.directory.iterdir():
+        path.unlink()
+    log.directory.rmdir()
+    other = BareLog(log.location)
+    other.commit(remove("a.parquet"))
+    other.commit(remove("a.parquet"))
+    with pytest.raises(WrongTable):
+        ours.delete_dead_files(upto_version=9, older_than_ms=0)
+    assert names(log) == ["a.parquet", "orphan.parquet"]
+
+
+def test_where_there_is_no_table_there_is_nothing_to_do(warehouse: Path) -> None:
+    warehouse.mkdir()
+    ours = Cleaner(location=str(warehouse / "none"), options={}, roots=[str(warehouse)], table_id="x")
+    assert ours.delete_dead_files(upto_version=9, older_than_ms=0) == Deleted(0, 0)
+    assert ours.delete_orphans(orphan_grace_ms=WEEK_MS) == Deleted(0, 0)
+
+
+@pytest.mark.parametrize("location", ["elsewhere", "warehouse", "warehouse/link", "warehouse/../elsewhere", "."])
+def test_a_place_that_is_not_below_the_warehouse_is_refused(tmp_path: Path, warehouse: Path, location: str) -> None:
+    warehouse.mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (warehouse / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OutsideWarehouse):
+        Cleaner(location=f"{tmp_path}/{location}", options={}, roots=[str(warehouse)], table_id="x")
+
+
+def test_a_warehouse_that_is_reached_through_a_link_is_as_good(log: BareLog, tmp_path: Path) -> None:
+    (tmp_path / "way").symlink_to(log.location.parent)
+    touch(log, "a.parquet")
+    log.commit(remove("a.parquet"))
+    ours = cleaner(log, location=str(tmp_path / "way/shard"), roots=[str(tmp_path / "way")])
+    assert ours.delete_dead_files(upto_version=9, older_than_ms=0) == Deleted(1, 10)
+
+
+def test_a_directory_that_becomes_a_link_while_we_work_is_not_followed(log: BareLog, tmp_path: Path) -> None:
+    touch(log, "p=1/a.parquet")
+    log.commit(remove("p=1/a.parquet"))
+    ours = cleaner(log)
+    assert ours.dead_files(upto_version=9, older_than_ms=0) == ["p=1/a.parquet"]
+    (log.location / "p=1").rename(tmp_path / "moved")
+    (log.location / "p=1").symlink_to(tmp_path / "moved")
+    assert ours.delete_dead_files(upto_version=9, older_than_ms=0) == Deleted(0, 0)
+    assert (tmp_path / "moved/a.parquet").exists()
+
+
+def test_orphans_go_after_their_grace(log: BareLog, clock: Clock) -> None:
+    touch(
+        log,
+        "live.parquet",
+        "removed.parquet",
+        "orphan.parquet",
+        "p=1/orphan.parquet",
+        "_change_data/x.parquet",
+        "x.txt",
+    )
+    log.commit(add("live.parquet"), add("removed.parquet"))
+    log.commit(remove("removed.parquet"))
+    ours = cleaner(log)
+    assert ours.delete_orphans(orphan_grace_ms=WEEK_MS) == Deleted(0, 0)
+    clock.ahead_ms = WEEK_MS + 1
+    assert sorted(ours.orphans(orphan_grace_ms=WEEK_MS)) == ["orphan.parquet", "p=1/orphan.parquet"]
+    assert ours.delete_orphans(orphan_grace_ms=WEEK_MS) == Deleted(2, 20)
+    assert names(log) == ["_change_data/x.parquet", "live.parquet", "removed.parquet", "x.txt"]
+
+
+def test_a_file_is_as_young_as_its_place_whatever_time_it_carries(log: BareLog) -> None:
+    touch(log, "copied.parquet")
+    os.utime(log.location / "copied.parquet", (0, 0))
+    assert cleaner(log).orphans(orphan_grace_ms=WEEK_MS) == []
+
+
+def test_a_grace_that_endangers_writers_is_refused(log: BareLog) -> None:
+    with pytest.raises(ValueError, match="too short"):
+        cleaner(log).orphans(orphan_grace_ms=DAY_MS - 1)
+
+
+def test_what_only_a_checkpoint_names_is_no_orphan_and_what_nothing_names_any_more_is(
+    warehouse: Path, clock: Clock
+) -> None:
+    location = warehouse / "shard"
+    append(location)
+    append(location)
+    table = DeltaTable(location)
+    live = {Path(uri).name for uri in table.file_uris()}
+    (location / "orphan.parquet").write_text("x")
+    table.create_checkpoint()
+    (location / f"_delta_log/{0:020d}.json").unlink()
+    clock.ahead_ms = 2 * WEEK_MS
+    ours = Cleaner(location=str(location), options={}, roots=[str(warehouse)], table_id=str(table.metadata().id))
+    assert ours.delete_orphans(orphan_grace_ms=WEEK_MS).files == 1
+    assert {path.name for path in location.glob("*.parquet")} == live
+    assert DeltaTable(location).to_pyarrow_table().num_rows == 2
+
+
+def test_an_orphan_that_is_committed_at_the_last_moment_stays(
+    log: BareLog, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch(log, "late.parquet", "orphan.parquet")
+    clock.ahead_ms = 2 * WEEK_MS
+    ours = cleaner(log)
+    real = ours.orphans
+
+    def orphans(**options: int) -> list[str]:
+        found = real(**options)
+        log.commit(add("late.parquet"))
+        return found
+
+    monkeypatch.setattr(ours, "orphans", orphans)
+    assert ours.delete_orphans(orphan_grace_ms=WEEK_MS).files == 1
+    assert names(log) == ["late.parquet"]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "hole", "no checkpoint", "linked"])
+def test_without_a_whole_log_nothing_counts_as_an_orphan(log: BareLog, clock: Clock, damage: str) -> None:
+    touch(log, "a.parquet", "b.parquet")
+    log.commit(add("a.parquet"))
+    log.commit(add("b.parquet"))
+    clock.ahead_ms = 2 * WEEK_MS
+    ours = cleaner(log)
+    assert ours.orphans(orphan_grace_ms=WEEK_MS) == []
+    if damage == "truncated":
+        log.path(2).write_text('{"add":{"path":"b.par')
+    elif damage == "hole":
+        log.path(1).unlink()
+    elif damage == "no checkpoint":
+        log.path(0).unlink()
+    else:
+        log.directory.rename(log.location.parent / "moved")
+        log.directory.symlink_to(log.location.parent / "moved")
+    with pytest.raises(BadLog):
+        ours.delete_orphans(orphan_grace_ms=WEEK_MS)
+    assert {"a.parquet", "b.parquet"} <= set(names(log))

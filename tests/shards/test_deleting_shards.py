@@ -1,0 +1,189 @@
+"""A shard that was given up: its data goes, its sealed log stays as the tombstone, and in the end all of it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from app.shards.cleaning import PURGING, Cleaner, Deleted, NotSealed
+from app.shards.commit_log import full_state
+from app.shards.directory import LocalDirectory, ObjectDirectory
+from app.shards.errors import WrongTable
+from app.shards.lock import NAME as LOCK
+from tests.shards.helpers import SEALED, append
+
+
+class Killed(BaseException):
+    """As if the process had ended there."""
+
+
+class Shard:
+    def __init__(self, root: Path) -> None:
+        self.warehouse = root / "warehouse"
+        self.location = self.warehouse / "shard"
+        self.warehouse.mkdir(parents=True)
+        append(self.location, upper=1)
+        append(self.location, upper=2).create_checkpoint()
+        DeltaTable(self.location).delete("_time = 0")
+        append(self.location, upper=3)
+        (self.location / LOCK).touch()
+        (self.location / "orphan.parquet").write_text("x")
+        (self.location / "p=1").mkdir()
+        (self.location / "p=1/orphan.parquet").write_text("x")
+        self.id = str(DeltaTable(self.location).metadata().id)
+
+    def seal(self) -> None:
+        append(self.location, upper=SEALED, since=SEALED)
+
+    def cleaner(self, table_id: str | None = None) -> Cleaner:
+        return Cleaner(
+            location=str(self.location), options={}, roots=[str(self.warehouse)], table_id=table_id or self.id
+        )
+
+    def files(self) -> set[str]:
+        found = self.location.rglob("*")
+        return {str(path.relative_to(self.location)) for path in found if not path.is_dir() or path.is_symlink()}
+
+    def data(self) -> set[str]:
+        return {name for name in self.files() if not name.startswith("_")}
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Shard:
+    return Shard(tmp_path)
+
+
+def test_what_the_sealed_log_names_goes_and_the_log_stays(shard: Shard) -> None:
+    shard.seal()
+    named = shard.data() - {"orphan.parquet", "p=1/orphan.parquet"}
+    assert len(named) == 4
+    deleted = shard.cleaner().delete_everything_named()
+    assert deleted.files == 4
+    assert deleted.bytes > 0
+    assert shard.data() == {"orphan.parquet", "p=1/orphan.parquet"}
+    assert shard.cleaner().delete_everything_named() == Deleted(0, 0)
+    state = full_state(str(shard.location), {})
+    assert state is not None
+    assert state.table_id == shard.id
+
+
+def test_a_shard_that_is_not_given_up_is_not_touched(shard: Shard) -> None:
+    before = shard.files()
+    for transactions in ({}, {"since": SEALED}, {"upper": SEALED, "since": 5}):
+        if transactions:
+            append(shard.location, rows=0, **transactions)
+            before = shard.files()
+        with pytest.raises(NotSealed):
+            shard.cleaner().delete_everything_named()
+        with pytest.raises(NotSealed):
+            shard.cleaner().purge()
+        assert shard.files() == before
+
+
+def test_another_table_is_not_touched(shard: Shard) -> None:
+    shard.seal()
+    before = shard.files()
+    for step in (shard.cleaner("another").delete_everything_named, shard.cleaner("another").purge):
+        with pytest.raises(WrongTable):
+            step()
+    assert shard.files() == before
+
+
+def test_a_purge_leaves_nothing_and_touches_nothing_else(shard: Shard) -> None:
+    shard.seal()
+    precious = shard.warehouse / "precious.parquet"
+    precious.write_text("precious")
+    (shard.location / "link").symlink_to(shard.warehouse)
+    (shard.location / "link.parquet").symlink_to(precious)
+    assert shard.cleaner().purge().files > 8
+    assert not shard.location.exists()
+    assert list(shard.warehouse.iterdir()) == [precious]
+    assert shard.cleaner().purge() == Deleted(0, 0)
+
+
+def test_a_purge_without_a_log_deletes_only_what_is_ours(shard: Shard) -> None:
+    for path in (shard.location / "_delta_log").iterdir():
+        path.unlink()
+    data = shard.data()
+    assert shard.cleaner().delete_everything_named() == Deleted(0, 0)
+    assert shard.cleaner().purge() == Deleted(1, 0)
+    assert shard.files() == data
+
+
+@contextmanager
+def killed_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every change on disk is a step."""
+    left = steps
+
+    def counted(name: str) -> None:
+        real = getattr(LocalDirectory, name)
+
+        def step(directory: LocalDirectory, *arguments: object) -> object:
+            nonlocal left
+            if left == 0:
+                raise Killed
+            left -= 1
+            return real(directory, *arguments)
+
+        patch.setattr(LocalDirectory, name, step)
+
+    with monkeypatch.context() as patch:
+        for name in ("delete", "write", "remove_directories"):
+            counted(name)
+        yield
+
+
+def test_every_step_can_be_repeated_after_a_crash_at_any_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = crashes = 0
+    while True:
+        shard = Shard(tmp_path / str(steps))
+        shard.seal()
+        try:
+            with killed_after(steps, monkeypatch):
+                shard.cleaner().delete_everything_named()
+                shard.cleaner().purge()
+            break
+        except Killed:
+            crashes += 1
+        # While anything is left, either its log is whole or it says whose it was: a late append finds no free place.
+        if shard.files() and not (shard.location / PURGING).exists():
+            assert full_state(str(shard.location), {}) is not None
+            shard.cleaner().delete_everything_named()
+        shard.cleaner().purge()
+        assert not shard.location.exists()
+        steps += 1
+    assert crashes > 12
+
+
+def test_a_table_that_appears_during_a_purge_is_not_touched(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard.seal()
+    with pytest.raises(Killed), killed_after(len(shard.files()), monkeypatch):
+        shard.cleaner().purge()
+    assert (shard.location / PURGING).exists()
+    for path in (shard.location / "_delta_log").iterdir():
+        path.unlink()
+    (shard.location / "_delta_log").rmdir()
+    append(shard.location, upper=1)
+    before = shard.files()
+    with pytest.raises(WrongTable):
+        shard.cleaner().purge()
+    assert shard.files() == before
+
+
+def test_a_prefix_of_an_object_store_is_deleted_alike(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """delta-rs reaches a local directory in the way it reaches object stores."""
+    shard.seal()
+    monkeypatch.setattr(
+        "app.shards.cleaning.open_directory", lambda location, *_, **__: ObjectDirectory(f"file://{location}", {})
+    )
+    ours = shard.cleaner()
+    assert ours.dead_files(upto_version=9, older_than_ms=0) != []
+    assert ours.dead_files(upto_version=9, older_than_ms=3_600_000) == []
+    assert ours.orphans(orphan_grace_ms=86_400_000) == []
+    assert ours.delete_everything_named().files == 4
+    ours.purge()
+    assert shard.files() == set()
