@@ -79,16 +79,8 @@ class Holds(Mapping[str, ReadHold]):
     def __enter__(self) -> Holds:
         command_id = self._client.new_command_id()
         sent_at = steady_ms()
-        command = {
-            "type": "acquire_read_holds",
-            "id": command_id,
-            "issued_at": wall_ms(),
-            "collections": self._collections,
-            "lease": self._lease_ms,
-            **self._command,
-        }
         try:
-            result = self._client.send(command)
+            result = self._client.send({**self._beginning(), "id": command_id, "issued_at": wall_ms()})
         except NotAnswering as error:
             if error.command_id is not None:  # it is under way, or was; else there was nobody to send it to
                 self._give_up(command_id)
@@ -97,10 +89,27 @@ class Holds(Mapping[str, ReadHold]):
             self._give_up(command_id)
             raise
         self._take(result["holds"])
+        self._keep(sent_at)
+        return self
+
+    def _beginning(self) -> dict[str, Any]:
+        """The command that makes the holds."""
+        return {
+            "type": "acquire_read_holds",
+            "collections": self._collections,
+            "lease": self._lease_ms,
+            **self._command,
+        }
+
+    def _expected_ids(self, command_id: str) -> list[str]:
+        """The ids that they get."""
+        return [f"{command_id}/{collection}" for collection in dict.fromkeys(self._collections)]
+
+    def _keep(self, sent_at: int) -> None:
+        """Renews them from now on. `sent_at`: when the command that began their lease was sent."""
         if self._lease_ms is not None:
             self._lasts_until = sent_at + self._lease_ms
             threading.Thread(target=self._renew_until_ended, name="holdfast-renewals", daemon=True).start()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -115,7 +124,7 @@ class Holds(Mapping[str, ReadHold]):
 
     def _give_up(self, command_id: str) -> None:
         """Holds may have been made of which we heard nothing: their ids are known, so nobody need wait for a lease."""
-        ids = [f"{command_id}/{collection}" for collection in dict.fromkeys(self._collections)]
+        ids = self._expected_ids(command_id)
         try:
             self._client.post({"type": "release_read_holds", "holds": ids})
         except HoldfastError as error:
