@@ -1,6 +1,8 @@
-"""What can go wrong with the state, in kinds that never mix: replaced, unknown, unsafe, too new, not there."""
+"""What can go wrong with the state, in kinds that never mix: replaced, unknown, unsafe, too new, not there, trimmed."""
 
 from __future__ import annotations
+
+from app.core.errors import Corrupt
 
 
 class Fenced(Exception):
@@ -21,3 +23,7 @@ class NewerFormat(Exception):
 
 class StateMissing(Exception):
     """There is no state where it was looked for, and we may not create it."""
+
+
+class Trimmed(Corrupt):
+    """Entries are no longer in the journal that are not in what was read of the tables either."""

@@ -11,7 +11,7 @@ from app.core.images import PARAMETER, TYPES, Image, Key, decode_image, encode_i
 from app.core.parameters import Parameters
 from app.state.changes import Pending
 from app.state.entries import Entry, JournalRow
-from app.state.errors import NewerFormat
+from app.state.errors import NewerFormat, Trimmed
 from app.state.journal import Journal
 from app.state.rows import CommandRow, decode_command, encode_command
 from app.state.schemas import COMMAND
@@ -55,11 +55,7 @@ class _Format(msgspec.Struct):
 
 def recover(journal: Journal, tables: Tables, *, now_ms: int) -> Recovered:
     """Reads the state. NewerFormat if we must not touch it, Corrupt if tables and journal do not belong together."""
-    loaded = tables.load()
-    # Before anything else is understood: what a newer version wrote may mean something else.
-    _check_format(loaded.meta.get(_CONTROLLER_KEY))
-    position = min(loaded.positions.values())
-    entries = list(journal.read(position))
+    loaded, entries = _read(journal, tables)
     for entry in entries:
         for row in entry.rows:
             if (row.entity, row.key) == _CONTROLLER_KEY:
@@ -70,6 +66,23 @@ def recover(journal: Journal, tables: Tables, *, now_ms: int) -> Recovered:
             f"{journal.last_seq}: they are not of one root, or the journal was set back. Restore them as a whole."
         )
     return _fold(journal, tables, loaded, entries, now_ms)
+
+
+def _read(journal: Journal, tables: Tables) -> tuple[Loaded, list[Entry]]:
+    """The tables, and the entries after the slowest of them."""
+    read_before = -1
+    while True:
+        loaded = tables.load()
+        # Before anything else is understood: what a newer version wrote may mean something else.
+        _check_format(loaded.meta.get(_CONTROLLER_KEY))
+        position = min(loaded.positions.values())
+        try:
+            return loaded, list(journal.read(position))
+        except Trimmed:
+            # The tables may have gone on since they were read, and the journal was trimmed behind them.
+            if position <= read_before:
+                raise
+            read_before = position
 
 
 def _fold(journal: Journal, tables: Tables, loaded: Loaded, entries: list[Entry], now_ms: int) -> Recovered:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -32,6 +32,20 @@ class Snapshot(NamedTuple):
     head: int
     files: list[DataFile]
     trimmed: int
+
+    @property
+    def last_seq(self) -> int:
+        """The seq of the last entry, 0 if there is none; the head may be a maintenance commit."""
+        return self.files[-1].last_seq if self.files else 0
+
+    @property
+    def last_at(self) -> int:
+        """The time of the last entry, 0 if there is none. The last entry is never trimmed."""
+        return self.files[-1].last_at if self.files else 0
+
+    def has(self, paths: Iterable[str]) -> bool:
+        """Whether all these files are live."""
+        return {file.path for file in self.files}.issuperset(paths)
 
     def after(self, commits: Sequence[Commit]) -> Snapshot:
         """The journal after the next commits."""

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 
 from app.core.errors import Corrupt
 from app.state.commit_log import DataFile
-from app.state.entries import from_parquet
+from app.state.entries import from_parquet, to_parquet
 from app.state.snapshot import Snapshot
 from app.state.store import Store
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 Kind = Literal["entry", "maintenance"]
 COMPACT_AFTER_FILES: Final = 100
-# A checkpoint costs about a millisecond per commit since the one before, and the lock is held: rather often than long.
+# A checkpoint costs about a millisecond per commit since the one before, beside the entries: rather often than long.
 CHECKPOINT_AFTER_COMMITS: Final = 100
 SMALL_BYTES: Final = 64 * 1024
 MEDIUM_BYTES: Final = 512 * 1024
@@ -34,7 +34,9 @@ DEAD_FILES_KEPT_S: Final = 3_600.0
 CLEAN_EVERY_S: Final = 600.0
 CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
-# A data file is named after the version that is to add it, so its name says whether it can still become live.
+MOST_BEHIND: Final = 1_000
+"""How many commits may come between the plan of a compaction and its own."""
+# A data file is named after the last version that may add it, so its name says whether it can still become live.
 _DATA_FILE: Final = re.compile(r"([0-9]{20})-[0-9a-f]{32}\.parquet")
 _LOG_FILE: Final = re.compile(r"([0-9]{20})\.(json|checkpoint\.parquet)")
 _STAGED: Final = re.compile(r"\..*\.tmp")
@@ -89,7 +91,10 @@ def _number_above(files: Sequence[DataFile], size: int) -> int:
 
 
 class Recent:
-    """The rows of the files that we wrote last, so that compacting them need not read them again."""
+    """The rows of the files that we wrote last, so that compacting them need not read them again.
+
+    `read` may be called while another thread does the rest: a file that is forgotten meanwhile is read again.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -138,9 +143,17 @@ def rewrite(plan: Plan, read: Callable[[str], pa.Table]) -> tuple[pa.Table, int]
     return table, cut
 
 
-def describe(path: str, size: int, table: pa.Table) -> DataFile:
+def data_path(last_version: int, attempt: str) -> str:
+    """The name of a data file that no commit above `last_version` may add."""
+    return f"{last_version:020d}-{attempt}.parquet"
+
+
+def write_data(store: Store, path: str, table: pa.Table) -> DataFile:
+    """Writes a data file, durably, and describes it; no reader sees it before a commit adds it."""
+    data = to_parquet(table)
+    store.write(path, data)
     seqs, times = pc.min_max(table["seq"]).as_py(), pc.max(table["at"]).as_py()
-    return DataFile(path, size, table.num_rows, seqs["min"], seqs["max"], times)
+    return DataFile(path, len(data), table.num_rows, seqs["min"], seqs["max"], times)
 
 
 class _LastCheckpoint(msgspec.Struct):
@@ -174,7 +187,7 @@ class Upkeep:
                 log.info("journal cleaned up head=%s files_deleted=%s", journal.head, deleted)
 
     def _clean_data(self, journal: Snapshot, now_s: float) -> int:
-        """Data files that are not live though the version that alone could add them is decided: never live again."""
+        """Data files that are not live though every version that could add them is decided: never live again."""
         live = {file.path for file in journal.files}
         dead = {
             file.name

@@ -11,7 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from app.core.errors import Corrupt
-from app.state import journal as journal_module
+from app.state import journal_end
 from app.state import store as store_module
 from app.state.commit_log import Commit, DeltaWriter, Mark
 from app.state.journal import Fenced, Journal, JournalRow, OutcomeUnknown, StateMissing, UnsafeStore
@@ -197,7 +197,7 @@ def test_maintenance_in_between_is_given_way_to(opened: Open, monkeypatch: pytes
         append(journal, name)
     # The maintenance of an earlier controller, which looked before we came, and is late.
     late = opened("late")
-    late._last = None
+    late._end._last = None
     before_next_commit(journal, monkeypatch, lambda: maintain(late, epoch=0))
     assert append(journal, "w") == 5
     assert names(opened("b")) == ["x", "y", "z", "w"]
@@ -227,8 +227,8 @@ def test_a_paused_controller_does_not_append(opened: Open, monkeypatch: pytest.M
 
 def test_an_append_that_took_too_long_counts_as_failed(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = opened()
-    clock = journal_module._clock_s
-    sleep = lambda: monkeypatch.setattr(journal_module, "_clock_s", lambda: clock() + 1_801)  # noqa: E731
+    clock = journal_end.clock_s
+    sleep = lambda: monkeypatch.setattr(journal_end, "clock_s", lambda: clock() + 1_801)  # noqa: E731
     before_next_commit(journal, monkeypatch, sleep)
     with pytest.raises(OutcomeUnknown, match="so long"):
         append(journal, "x")
@@ -249,8 +249,8 @@ def test_after_a_long_pause_the_end_of_the_journal_is_looked_up_anew(
     # Cleaned up meanwhile: the next version looks free.
     DeltaTable(f"{tmp_path}/state/journal").create_checkpoint()
     (tmp_path / f"state/journal/_delta_log/{2:020d}.json").unlink()
-    clock = journal_module._clock_s
-    monkeypatch.setattr(journal_module, "_clock_s", lambda: clock() + 7_200)
+    clock = journal_end.clock_s
+    monkeypatch.setattr(journal_end, "clock_s", lambda: clock() + 7_200)
     for act in (lambda: append(journal, "lost"), lambda: journal.look(1)):
         with pytest.raises(Fenced, match="instance b"):
             act()

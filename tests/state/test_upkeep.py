@@ -11,8 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from app.core.errors import Corrupt
-from app.state import journal as journal_module
-from app.state import upkeep
+from app.state import journal_end, upkeep
 from app.state.commit_log import DataFile
 from app.state.journal import Fenced, Journal
 from tests.state.helpers import append, names, open_journal, truth
@@ -201,14 +200,14 @@ def test_a_controller_replaced_before_its_checkpoint_and_clean_up_harms_nothing(
         maintain(new[0], epoch=2)
         checkpoint()
         # Files that are hours old have taken hours to become so.
-        clock_s = journal_module._clock_s
-        monkeypatch.setattr(journal_module, "_clock_s", lambda: clock_s() + 3 * 3_600)
+        clock_s = journal_end.clock_s
+        monkeypatch.setattr(journal_end, "clock_s", lambda: clock_s() + 3 * 3_600)
 
     monkeypatch.setattr(old._upkeep, "checkpoint", replaced_before_checkpoint)
     with pytest.raises(Fenced):
         maintain(old)
     # Even if it went on, with what it knew then:
-    clean(old._now)
+    clean(old._end.now)
     assert names(open_journal(tmp_path, "c")) == truth(tmp_path) == written
     assert append(new[0], "more", epoch=2) == new[0].head
 
