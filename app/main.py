@@ -13,10 +13,10 @@ from typing import Final
 
 from app.broker import BrokerFailed
 from app.config import Config, ConfigError, load_config
-from app.core.errors import Corrupt
-from app.follower import Follower
+from app.core.errors import BrokenInvariant, Corrupt
+from app.follower import Follower, StateGone
 from app.kafka import KafkaOptionError, addresses, client_options, java_options
-from app.service import EXIT_BROKEN, EXIT_OK, EXIT_USAGE, Service, broker, handle_signals
+from app.service import EXIT_BROKEN, EXIT_GAVE_UP, EXIT_OK, EXIT_USAGE, Service, broker, handle_signals
 from app.spark import session
 from app.state.errors import NewerFormat, StateMissing
 
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConfigError, KafkaOptionError, BrokerFailed, StateMissing, NewerFormat) as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return EXIT_USAGE
-    except Corrupt as error:
+    except (BrokenInvariant, Corrupt) as error:
         log.critical("the state cannot be taken up; nothing was touched: %s", error)
         return EXIT_BROKEN
 
@@ -114,10 +114,17 @@ Stop with Ctrl-C.
 
 
 def _follow(config: Config) -> int:
-    follower = Follower(config)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    print(f"Following the journal at {config.state} from seq {follower.seq}; nothing is written. Stop with Ctrl-C.")
-    follower.run(stop)
+    follower = Follower(config)
+    print(
+        f"Following the journal at {config.state} from seq {follower.seq}; nothing is written. Stop with Ctrl-C.",
+        flush=True,
+    )
+    try:
+        follower.run(stop)
+    except StateGone as error:
+        log.error("gave up: %s", error)
+        return EXIT_GAVE_UP
     return EXIT_OK
