@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,7 @@ from app.topics import Topics
 from tests.e2e.harness import Row, Running, by, config_under, delete_topic, places, table, wait_until
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-# kafka-python leaves the socket of every refused connection to the garbage collector, which comes when it likes: so
-# the test that kills Kafka is the first here, and all of them forgive it.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+    from pyspark.sql import DataFrame, SparkSession
 
 STATE = ("collections", "holds", "shards", "commands")
 
@@ -196,6 +193,49 @@ def test_a_topic_that_was_made_anew_is_applied_from_its_beginning(
         expected = {"h1/a", "h2/b", "n1/c", *(f"m{number}/d" for number in range(5))}
         assert by("hold", running.table("holds")).keys() == expected
         assert by("id", running.table("commands")).keys() == {hold.partition("/")[0] for hold in expected} | {"c1"}
+
+
+def test_a_topic_made_anew_between_two_batches_is_not_taken_for_the_old_one(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With more records than the old one had: Spark goes on in the middle of the new one, and says nothing."""
+    process = CommandStream._process
+    hold_up, held_up, go_on = threading.Event(), threading.Event(), threading.Event()
+    batches: list[list[str]] = []
+
+    def observed(stream: CommandStream, frame: DataFrame) -> None:
+        batches.append([row[3].decode() for row in frame.collect()])
+        process(stream, frame)
+        if hold_up.is_set():
+            held_up.set()
+            assert go_on.wait(60)
+
+    monkeypatch.setattr(CommandStream, "_process", observed)
+    config = config_under(tmp_path, broker.bootstrap_servers, heartbeat_ms=3_600_000)
+    with Running(config, spark) as running:
+        running.ask(create("c1", "orders"))
+        hold_up.set()
+        running.send(acquire("h1", "orders"))
+        assert held_up.wait(60)
+        hold_up.clear()
+        old_batches = len(batches)
+        delete_topic(config, config.kafka.commands_topic)
+        topics = Topics(config.kafka, config.kafka.bootstrap_servers)
+        topics.ensure()
+        topics.close()
+        ids = [f"n{number}" for number in range(4)]
+        running.send(*(acquire(id_, "orders") for id_ in ids))
+        go_on.set()
+        replies = running.answers(*ids)
+        assert [reply["status"] for reply in replies] == ["ok"] * 4
+        running.wait_for_tables()
+        # Spark did read the new topic from the middle, and these records were applied only in their turn.
+        assert len(batches[old_batches]) < 4
+        assert all(len(running.replies[id_]) == 1 for id_ in ids)
+        rows = by("id", running.table("commands"))
+        assert rows.keys() == {"c1", "h1", *ids}
+        assert [rows[id_]["offset"] for id_ in ids] == [0, 1, 2, 3]
+        assert sorted(rows.values(), key=lambda row: (row["seq"], row["offset"]))[-4:] == [rows[id_] for id_ in ids]
 
 
 def test_a_batch_that_is_run_again_gives_the_recorded_replies_and_changes_nothing(
