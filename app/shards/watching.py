@@ -27,7 +27,7 @@ _PREFIX: Final = "watch."
 class Pacing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How often to look; milliseconds and numbers of shards."""
 
-    budget_ms: int = 100
+    budget_ms: int = 250
     quiet_after_ms: int = 60_000
     longest_pause_ms: int = 5_000
     confirm_within_ms: int = 10_000  # how far the state's tables may be behind before something is said again

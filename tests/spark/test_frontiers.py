@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
+from deltalake import DeltaTable
 
 from app.config import Config, StreamsConfig
 from app.core.advancing import Observation
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 PATIENCE_S = 60.0
+READERS = pytest.mark.parametrize("distribute_above", [50_000, 1], ids=["driver", "executors"])
 
 
 class World:
@@ -77,7 +80,7 @@ class World:
         assert not any((self.root / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize("distribute_above", [50_000, 1], ids=["driver", "executors"])
+@READERS
 def test_uppers_are_observed(spark: SparkSession, tmp_path: Path, distribute_above: int) -> None:
     world = World(tmp_path, distribute_above=distribute_above)
     append(tmp_path / "a", upper=5)
@@ -100,3 +103,102 @@ def test_uppers_are_observed(spark: SparkSession, tmp_path: Path, distribute_abo
         assert world.wait_for("b", Frontier(20)).log_version == 2
     assert max(seen.log_version for seen in world.observed if seen.shard == "a") == 1
     assert world.errors == []
+
+
+@READERS
+def test_a_gap_is_bridged_and_errors_are_reported_once(
+    spark: SparkSession, tmp_path: Path, distribute_above: int
+) -> None:
+    world = World(tmp_path, distribute_above=distribute_above)
+    for upper in range(1, 6):
+        append(tmp_path / "gap", upper=upper)
+    DeltaTable(tmp_path / "gap").create_checkpoint()
+    for version in range(4):
+        (tmp_path / f"gap/_delta_log/{version:020d}.json").unlink()
+    append(tmp_path / "damaged", upper=1)
+    (tmp_path / f"damaged/_delta_log/{1:020d}.json").write_text('{"txn":{"appId":"holdfast.up')
+    append(tmp_path / "other", upper=1)
+    world.state.add("gap", tmp_path / "gap", upper=Frontier(1), log_version=0)
+    world.state.add("damaged", tmp_path / "damaged", upper=Frontier(1), log_version=0)
+    world.state.add("gone", tmp_path / "gone", upper=Frontier(1), log_version=7)
+    world.state.add("other", tmp_path / "other", upper=Frontier(1), log_version=0)
+    with world.watching(spark, check_every_ms=200, longest_pause_ms=200):
+        assert world.wait_for("gap", Frontier(5)).log_version == 4
+        world.wait(lambda: {shard for shard, _ in world.errors} == {"damaged", "gone"})
+        for upper in (2, 3, 4):  # several ticks, in which the errors are there still
+            append(tmp_path / "other", upper=upper)
+            world.wait_for("other", Frontier(upper))
+    assert len(world.errors) == 2
+    assert [seen.log_version for seen in world.observed if seen.shard == "gap"] == [4]
+
+
+def test_a_shard_that_was_quiet_for_long_is_still_noticed(spark: SparkSession, tmp_path: Path) -> None:
+    world = World(tmp_path)
+    append(tmp_path / "a", upper=1)
+    append(tmp_path / "b", upper=1)
+    world.state.add("a", tmp_path / "a", upper=Frontier(1), log_version=0)
+    world.state.add("b", tmp_path / "b", upper=Frontier(1), log_version=0)
+    with world.watching(spark, budget_ms=0, quiet_after_ms=0, longest_pause_ms=1_000):
+        for upper in (2, 3, 4):
+            append(tmp_path / "b", upper=upper)
+            world.wait_for("b", Frontier(upper))
+        append(tmp_path / "a", upper=SEALED)
+        world.wait_for("a", EMPTY)
+
+
+def test_what_spark_commits_is_observed_with_what_others_commit_between(spark: SparkSession, tmp_path: Path) -> None:
+    world = World(tmp_path)
+    rows = spark.createDataFrame([(1, 1)], "_time BIGINT, _diff BIGINT").write.format("delta").mode("append")
+    rows.option("txnAppId", "holdfast.upper").option("txnVersion", "5").save(str(tmp_path / "a"))
+    world.state.add("a", tmp_path / "a")
+    with world.watching(spark):
+        world.wait_for("a", Frontier(5))
+        rows.option("txnAppId", "someone.else").option("txnVersion", "99").save(str(tmp_path / "a"))
+        world.wait(lambda: world.observed[-1].log_version == 1)
+        assert world.observed[-1].upper == Frontier(5)
+
+
+def test_batches_run_only_when_something_is_new(spark: SparkSession, tmp_path: Path) -> None:
+    world = World(tmp_path)
+    append(tmp_path / "a", upper=1)
+    world.state.add("a", tmp_path / "a")
+    with world.watching(spark) as query:
+        world.wait_for("a", Frontier(1))
+        append(tmp_path / "a", upper=2)
+        world.wait_for("a", Frontier(2))
+        assert len({progress["batchId"] for progress in query.recentProgress if progress["numInputRows"]}) <= 2
+    assert [seen.upper for seen in world.observed] == [1, 2]
+
+
+def test_a_failure_of_who_is_told_ends_the_query_and_is_kept(spark: SparkSession, tmp_path: Path) -> None:
+    world = World(tmp_path)
+    append(tmp_path / "a", upper=1)
+    world.state.add("a", tmp_path / "a")
+
+    class Broken(Exception):
+        pass
+
+    def observe(_: Sequence[Observation]) -> None:
+        raise Broken
+
+    stream = FrontierStream(config=world.config, observe=observe, report=world.report)
+    query = stream.start(spark)
+    with pytest.raises(Exception, match="Broken"):
+        query.awaitTermination(PATIENCE_S)
+    assert isinstance(stream.failure, Broken)
+    stream.remove_checkpoint()
+    # Started anew, it finds it again: the state does not have it.
+    with world.watching(spark):
+        world.wait_for("a", Frontier(1))
+
+
+def test_options_for_storage_are_not_shown(spark: SparkSession, tmp_path: Path) -> None:
+    world = World(tmp_path)
+    append(tmp_path / "a", upper=1)
+    world.state.add("a", tmp_path / "a")
+    secret = "hunter2"
+    world.config = msgspec.structs.replace(world.config, storage_options={"password_of_nothing": secret})
+    with world.watching(spark) as query:
+        world.wait_for("a", Frontier(1))
+        assert secret not in str(query.recentProgress)
+        assert secret not in query._jsq.explainInternal(True)
