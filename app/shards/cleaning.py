@@ -195,6 +195,9 @@ class Cleaner:
         while (commit := read_commit(self._directory, self._named_until + 1)) is not None:
             self._named_until += 1
             yield from commit.added
+        if not self._directory.exists(commit_path(self._named_until)):
+            # Commits are cleaned up from the oldest on: more than this one may have gone while we waited.
+            raise BadLog(f"Version {self._named_until} of the Delta log was cleaned up; orphans are looked for anew.")
 
     def _delete(self, names: Iterable[str]) -> Deleted:
         files = size = 0

@@ -327,6 +327,30 @@ def test_an_orphan_that_is_committed_at_the_last_moment_stays(
     assert names(log) == ["late.parquet"]
 
 
+def test_orphans_worked_out_long_ago_are_not_deleted(
+    log: BareLog, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch(log, "late.parquet")
+    clock.ahead_ms = 2 * WEEK_MS
+    ours = cleaner(log)
+    real = ours.orphans
+
+    def orphans(**options: int) -> list[str]:
+        """Between working out and deleting we are paused, until the commits of that time are cleaned up."""
+        found = real(**options)
+        log.commit(add("late.parquet"))
+        log.commit()
+        DeltaTable(log.location).create_checkpoint()
+        log.path(0).unlink()
+        log.path(1).unlink()
+        return found
+
+    monkeypatch.setattr(ours, "orphans", orphans)
+    with pytest.raises(BadLog, match="anew"):
+        ours.delete_orphans(orphan_grace_ms=WEEK_MS)
+    assert names(log) == ["late.parquet"]
+
+
 @pytest.mark.parametrize("damage", ["truncated", "hole", "no checkpoint", "linked"])
 def test_without_a_whole_log_nothing_counts_as_an_orphan(log: BareLog, clock: Clock, damage: str) -> None:
     touch(log, "a.parquet", "b.parquet")
