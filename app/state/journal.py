@@ -164,8 +164,8 @@ class Journal:
                 plan = upkeep.plan(journal.files, trim_to=trim_to, before_ms=now_ms - retention_ms)
                 if plan is not None:
                     self._compact(plan, epoch, last_version=journal.head + upkeep.MOST_BEHIND)
-                if self._upkeep.checkpoint_is_due(self.head):
-                    self._upkeep.checkpoint()
+                if self._upkeep.checkpoint_is_due(head := self.head):
+                    self._upkeep.checkpoint(head)
                 self._upkeep.clean(self._looked_at(epoch))
             except (DeltaError, OSError, OutcomeUnknown) as error:
                 # Entries do not depend on it: the next one finds out where the journal ends.

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from app.state.commit_log import NO_HOOKS, TRIMMED, Commit, DataFile, commit_path
 from app.state.entries import SCHEMA
@@ -17,6 +17,7 @@ from app.state.store import Store
 
 log = logging.getLogger(__name__)
 
+MOST_LISTINGS: Final = 5
 _CONFIGURATION: Final = {
     # Cleaning up is ours: no other engine that happens to write a checkpoint may do it.
     "delta.enableExpiredLogCleanup": "false",
@@ -68,10 +69,7 @@ class Snapshot(NamedTuple):
 
 def load_snapshot(uri: str, options: dict[str, str]) -> Snapshot:
     """Reads the log from its last checkpoint on."""
-    try:
-        table = DeltaTable(uri, storage_options=options)
-    except TableNotFoundError as error:
-        raise StateMissing(f"There is no Holdfast state: no journal at {uri}. Is `root` right?") from error
+    table = _open(uri, options)
     actions = pa.table(table.get_add_actions(flatten=True)).select(
         ["path", "size_bytes", "num_records", "min.seq", "max.seq", "max.at"]
     )
@@ -80,6 +78,20 @@ def load_snapshot(uri: str, options: dict[str, str]) -> Snapshot:
         key=lambda file: file.first_seq,
     )
     return Snapshot(table.version(), files, table.transaction_version(TRIMMED) or 0)
+
+
+def _open(uri: str, options: dict[str, str]) -> DeltaTable:
+    for attempt in range(1, MOST_LISTINGS + 1):
+        try:
+            return DeltaTable(uri, storage_options=options)
+        except TableNotFoundError as error:
+            raise StateMissing(f"There is no Holdfast state: no journal at {uri}. Is `root` right?") from error
+        except DeltaError as error:
+            # A local directory that is listed while entries come may show one and not the one before it.
+            if attempt == MOST_LISTINGS:
+                raise
+            log.info("the journal is listed again uri=%s error=%s", uri, error)
+    raise AssertionError("the last attempt returns or raises")
 
 
 def create_journal(uri: str, options: dict[str, str], store: Store) -> None:

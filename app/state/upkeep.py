@@ -174,8 +174,10 @@ class Upkeep:
     def checkpoint_is_due(self, head: int) -> bool:
         return head - self._checkpoint >= CHECKPOINT_AFTER_COMMITS
 
-    def checkpoint(self) -> None:
-        self._checkpoint = write_checkpoint(DeltaTable(self._uri, storage_options=self._options), self._store)
+    def checkpoint(self, head: int) -> None:
+        """Of a version that is there: a listing of what comes meanwhile may have gaps, which delta-rs refuses."""
+        table = DeltaTable(self._uri, version=head, storage_options=self._options)
+        self._checkpoint = write_checkpoint(table, self._store)
 
     def clean(self, journal: Snapshot) -> None:
         """Deletes what is no longer needed, every now and then."""

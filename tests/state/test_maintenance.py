@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake.exceptions import DeltaError
 
 from app import controller as controller_module
 from app.config import Config, StreamsConfig
 from app.controller import Controller
 from app.core.errors import Corrupt
-from app.state import journal_end, upkeep
+from app.state import journal_end, snapshot, upkeep
 from app.state.changes import Pending
 from app.state.errors import Fenced, Trimmed
 from app.state.journal import Journal
@@ -62,6 +63,14 @@ def before(target: Any, name: str, monkeypatch: pytest.MonkeyPatch, step: Callab
         return original(*arguments, **named)
 
     monkeypatch.setattr(target, name, step_first)
+
+
+def hours_pass(journal: Journal, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many that old commit files are cleaned up by this controller."""
+    make_old(root / "state/journal/_delta_log")
+    maintain(journal, epoch=2)
+    clock_s = journal_end.clock_s
+    monkeypatch.setattr(journal_end, "clock_s", lambda: clock_s() + 3 * 3_600)
 
 
 PLACES = ["rewrite", "write_data", "write_checkpoint", "clean_log"]
@@ -153,6 +162,7 @@ def test_a_controller_replaced_at_any_place_of_its_maintenance_harms_nothing(
             written.append(f"n{number}")
             append(new[0], written[-1], epoch=2)
             maintain(new[0], epoch=2)
+        hours_pass(new[0], tmp_path, monkeypatch)
 
     before(upkeep, place, monkeypatch, replaced)
     try:
@@ -160,7 +170,7 @@ def test_a_controller_replaced_at_any_place_of_its_maintenance_harms_nothing(
     except Fenced:
         pass
     else:
-        assert place == "clean_log", "after that it looks no more"
+        assert place in ("write_checkpoint", "clean_log"), "after these, or if they fail, it looks no more"
         with pytest.raises(Fenced):
             old.look(1)
     assert names(open_journal(tmp_path, "c")) == truth(tmp_path) == written
@@ -174,8 +184,7 @@ def test_a_controller_that_slept_through_its_replacement_commits_nothing(
 ) -> None:
     """For hours: the commits of the other one are cleaned up, and the next version looks free."""
     old = filled(tmp_path, "old")
-    log = tmp_path / "state/journal/_delta_log"
-    free = log / f"{7:020d}.json"
+    free = tmp_path / f"state/journal/_delta_log/{7:020d}.json"
 
     def slept() -> None:
         new = open_journal(tmp_path, "new")
@@ -183,11 +192,8 @@ def test_a_controller_that_slept_through_its_replacement_commits_nothing(
             append(new, f"n{number}", epoch=2)
         monkeypatch.setattr(upkeep, "COMPACT_AFTER_FILES", 100)
         maintain(new, epoch=2)
-        make_old(log)
-        maintain(new, epoch=2)
+        hours_pass(new, tmp_path, monkeypatch)
         assert not free.exists()
-        clock_s = journal_end.clock_s
-        monkeypatch.setattr(journal_end, "clock_s", lambda: clock_s() + 3 * 3_600)
 
     before(upkeep, "rewrite", monkeypatch, slept)
     with pytest.raises(Fenced, match="instance new"):
@@ -232,6 +238,49 @@ def test_a_reader_misses_nothing_of_what_is_trimmed_while_it_reads(tmp_path: Pat
     assert [entry.seq for entry in entries] == [2, 3, 4, 5, 6]
     with pytest.raises(Trimmed):
         next(journal.read(0))
+
+
+def test_a_journal_that_is_listed_while_entries_come_is_listed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Listing a directory may show a file and not the one that came just before it; delta-rs then sees a gap."""
+    journal = filled(tmp_path)
+    gap, aside = tmp_path / f"state/journal/_delta_log/{3:020d}.json", tmp_path / "aside"
+    gap.rename(aside)
+    original, seen = snapshot.DeltaTable, []
+
+    def there_at_the_second_look(*arguments: Any, **named: Any) -> Any:
+        try:
+            return original(*arguments, **named)
+        except DeltaError as error:
+            aside.rename(gap)
+            seen.append(error)
+            raise
+
+    monkeypatch.setattr(snapshot, "DeltaTable", there_at_the_second_look)
+    journal._end.reload()
+    assert len(seen) == 1
+    assert names(journal) == [f"h{number}" for number in range(6)]
+
+
+def test_a_checkpoint_is_of_a_version_that_was_there_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the listing for it could have a gap: see the test before this one."""
+    journal = filled(tmp_path)
+    log = tmp_path / "state/journal/_delta_log"
+    hidden = log / f"{8:020d}.json"
+
+    def entries_come() -> None:
+        for name in ("x", "y"):
+            append(journal, name)
+        hidden.rename(tmp_path / "aside")  # of 7, 8 and 9 the listing shows 7 and 9
+
+    monkeypatch.setattr(upkeep, "COMPACT_AFTER_FILES", 100)
+    append(journal, "w")
+    before(journal._upkeep, "checkpoint", monkeypatch, entries_come)
+    maintain(journal)
+    assert (log / f"{7:020d}.checkpoint.parquet").exists()
+    (tmp_path / "aside").rename(hidden)
+    assert names(open_journal(tmp_path, "b")) == [*(f"h{number}" for number in range(6)), "w", "x", "y"]
 
 
 def test_recovery_reads_the_tables_again_that_went_on_meanwhile(
