@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -267,7 +267,13 @@ class Process:
     """A controller in a process of its own: `python jobs/controller.py --config FILE`, on one core of Spark."""
 
     def __init__(
-        self, config: Config, directory: Path, *, fail_point: str | None = None, arguments: Sequence[str] = ()
+        self,
+        config: Config,
+        directory: Path,
+        *,
+        fail_point: str | None = None,
+        arguments: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         file = directory / "config.yaml"
@@ -275,6 +281,7 @@ class Process:
         self._output = directory / f"output-{uuid.uuid4().hex[:8]}.txt"
         environment = {name: value for name, value in os.environ.items() if name != "HOLDFAST_FAILPOINT"}
         environment |= {"MASTER": "local[1]", "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
+        environment |= variables or {}
         if fail_point is not None:
             environment["HOLDFAST_FAILPOINT"] = fail_point
         with self._output.open("wb") as output:
@@ -338,6 +345,7 @@ def _as_yaml(config: Config) -> dict[str, Any]:
             "commands_topic": config.kafka.commands_topic,
             "replies_topic": config.kafka.replies_topic,
             "partitions": config.kafka.partitions,
+            "options": dict(config.kafka.options),
         },
         "streams": {"checkpoints": config.streams.checkpoints, "heartbeat": int(config.streams.heartbeat)},
         "give_up_after": int(config.give_up_after),
