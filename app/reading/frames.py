@@ -17,6 +17,7 @@ from pyspark.sql.types import (
     StructField,
     StructType,
     VarcharType,
+    VariantType,
 )
 
 from app.client_errors import InvalidUsage
@@ -49,7 +50,7 @@ def updates(
 
 def consolidated(rows: DataFrame, count: str) -> DataFrame:
     """Each row once, with its count, which is never 0. A count below 0 is there if the data is so."""
-    columns = _data_columns(rows)
+    columns = _summable(rows)
     if count.lower() in (name.lower() for name in columns):
         raise InvalidUsage(
             f"The collection has a column {count!r} of its own. Give the count another name: Reader(…, count_column=…)."
@@ -60,7 +61,7 @@ def consolidated(rows: DataFrame, count: str) -> DataFrame:
 
 def each_once(rows: DataFrame) -> DataFrame:
     """The rows without a count, if every count is 1; else whatever is computed from this fails with `MANY`."""
-    columns = _data_columns(rows)
+    columns = _summable(rows)
     summed = rows.groupBy(*map(_column, columns)).agg(sql.sum(DIFF).alias(DIFF))
     wrong = sql.raise_error(sql.concat(sql.lit(f"{MANY} "), _column(DIFF).cast("string")))
     # As a filter: a check in a column would not be evaluated when nobody asks for that column.
@@ -107,9 +108,8 @@ def _as(there: StructField | None, wanted: StructField) -> Column:
     column = _column(there.name)
     if _same(there.dataType, wanted.dataType):
         return column.alias(wanted.name)
-    cast = column.cast(wanted.dataType)
-    if _has_map(there.dataType):  # maps cannot be compared
-        return cast.alias(wanted.name)
+    if _has(MapType, there.dataType):  # maps cannot be compared
+        return column.cast(wanted.dataType).alias(wanted.name)
     # A table that was altered may have values by now that the old type does not: never a wrong one instead.
     misfit = sql.raise_error(
         sql.lit(
@@ -117,11 +117,19 @@ def _as(there: StructField | None, wanted: StructField) -> Column:
             "collection: the table was altered. Read the collection that it was altered to."
         )
     )
+    cast = column.try_cast(wanted.dataType)
     fits = cast.cast(there.dataType).eqNullSafe(column)
     return sql.when(fits, cast).otherwise(misfit.cast(wanted.dataType)).alias(wanted.name)
 
 
-def _data_columns(rows: DataFrame) -> list[str]:
+def _summable(rows: DataFrame) -> list[str]:
+    """The data columns, if rows can be told apart by them."""
+    for field in rows.schema.fields:
+        if _has(VariantType, field.dataType):
+            raise InvalidUsage(
+                f"The column {field.name!r} is a VARIANT, and of two such values nobody knows whether they are equal: "
+                "rows cannot be summed. Read the updates as they are, with snapshot_and_stream."
+            )
     return [name for name in rows.columns if name not in (TIME, DIFF)]
 
 
@@ -134,14 +142,16 @@ def _same(one: DataType, other: DataType) -> bool:
     return one.simpleString().lower() == other.simpleString().lower()
 
 
-def _has_map(type: DataType) -> bool:
+def _has(kind: type[DataType], type: DataType) -> bool:
     match type:
-        case MapType():
+        case _ if isinstance(type, kind):
             return True
         case ArrayType():
-            return _has_map(type.elementType)
+            return _has(kind, type.elementType)
+        case MapType():
+            return _has(kind, type.keyType) or _has(kind, type.valueType)
         case StructType():
-            return any(_has_map(field.dataType) for field in type.fields)
+            return any(_has(kind, field.dataType) for field in type.fields)
         case _:
             return False
 

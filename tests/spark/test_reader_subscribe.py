@@ -1,0 +1,172 @@
+"""Subscriptions: nothing is missed, nothing comes twice, whatever is merged, and wherever one goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from app.client_errors import CollectionMissing, InvalidArgument, ReadBeforeSince
+from app.reader import Reader, ReadTimeout, Step
+from app.reading import guard, subscription
+from tests.spark.reader_world import Update, World, summed, wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FIRST = [(1, 1, "a", 1), (2, 1, "b", 2)]
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr(subscription, "DOWNGRADE_EVERY_MS", 0)
+    there = World(tmp_path)
+    there.create("orders")
+    there.append("orders", FIRST, 3)
+    yield there
+    there.close()
+
+
+@pytest.fixture
+def reader(world: World, spark: SparkSession) -> Reader:
+    return Reader(spark, root=world.root, client=world.client)
+
+
+def updates_of(step: Step) -> Counter[Update]:
+    found = Counter(tuple(row) for row in step.frame.collect())
+    assert Counter(tuple(row.values()) for batch in step.batches() for row in batch.to_pylist()) == found
+    return found
+
+
+def as_updates(content: dict[Update, int], at: int) -> Counter[Update]:
+    return Counter((at, count, *data) for data, count in content.items())
+
+
+def held_since(world: World) -> list[int]:
+    return sorted(int(hold.since) for hold in world.holds().values())
+
+
+def bounds(step: Step) -> tuple[int, int | None, bool]:
+    return step.lower, step.upper, step.is_snapshot
+
+
+def test_the_snapshot_comes_first_and_then_exactly_what_comes_after_it(world: World, reader: Reader) -> None:
+    with reader.subscribe("orders", 1, timeout="30s") as changes:
+        assert changes.completed is None
+        step = next(changes)
+        assert bounds(step) == (0, 2, True)
+        assert updates_of(step) == as_updates(summed(FIRST, 1), 1)
+        step = next(changes)
+        assert bounds(step) == (2, 3, False)
+        assert updates_of(step) == Counter(FIRST[1:])
+        more = [(3, 1, "c", 3), (3, 1, "c", 3), (4, -1, "a", 1)]
+        world.append("orders", more, 6)
+        step = next(changes)
+        assert bounds(step) == (3, 6, False)
+        assert changes.completed == 2
+        assert updates_of(step) == Counter(more)
+        world.append("orders", [(7, 1, "d", 4)], 2**63 - 1)
+        step = next(changes)
+        assert bounds(step) == (6, None, False)
+        assert updates_of(step) == Counter([(7, 1, "d", 4)])
+        with pytest.raises(StopIteration):
+            next(changes)
+    assert world.holds() == {}
+
+
+def test_its_hold_follows_the_consumer_and_merges_under_it_change_nothing(world: World, reader: Reader) -> None:
+    world.policy("orders", kind="lag_writes_by", lag=0)  # so that only the hold keeps anything
+    with pytest.raises(ReadBeforeSince), reader.subscribe("orders", 1):
+        pass
+    world.append("orders", [(3, 1, "c", 3)], 4)
+    seen: Counter[Update] = Counter()
+    with reader.subscribe("orders", timeout="30s") as changes:
+        assert held_since(world) == [4]
+        world.append("orders", [(4, -1, "a", 1), (4, 1, "d", 4)], 5)
+        world.merge("orders", 4)
+        seen += updates_of(next(changes))
+        for time in range(5, 9):
+            world.append("orders", [(time, 1, "d", 4), (time, 1, "e", time)], time + 1)
+            world.merge("orders", time - 1)
+            step = next(changes)
+            assert held_since(world) == [time - 1], "what the consumer has done with is let go"
+            assert bounds(step) == (time, time + 1, False)
+            seen += updates_of(step)
+    everything = [*FIRST, (3, 1, "c", 3), (4, -1, "a", 1), (4, 1, "d", 4)]
+    everything += [update for time in range(5, 9) for update in ((time, 1, "d", 4), (time, 1, "e", time))]
+    assert summed(seen.elements(), 100) == summed(everything, 100)
+
+
+def test_it_goes_on_where_another_ended(world: World, reader: Reader) -> None:
+    (mine,) = world.client.acquire_read_holds(["orders"], holder="me", at=1)
+    world.policy("orders", kind="lag_writes_by", lag=0)
+    with reader.subscribe("orders", 1, hold=mine.id, timeout="30s") as changes:
+        next(changes)
+        first = updates_of(next(changes))
+        world.append("orders", [(3, 1, "c", 3)], 4)
+        next(changes)  # and here the consumer fails, before it is done with it
+    assert held_since(world) == [1], "the hold that was given is the caller's to move"
+    assert changes.completed == 2
+    world.client.downgrade_read_holds({mine.id: changes.completed})
+    world.append("orders", [(4, 1, "e", 5)], 6)
+    world.merge("orders", 2)
+    with reader.subscribe("orders", changes.completed, snapshot=False, hold=mine.id) as again:
+        step = next(again)
+        assert bounds(step) == (3, 6, False)
+        assert first + updates_of(step) == Counter([FIRST[1], (3, 1, "c", 3), (4, 1, "e", 5)])
+    with pytest.raises(InvalidArgument, match="needs `as_of`"):
+        reader.subscribe("orders", snapshot=False)
+
+
+def test_a_subscription_that_runs_for_long_does_not_pin_old_files_for_ever(
+    world: World, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with reader.subscribe("orders", 1, timeout="30s") as changes:
+        next(changes)
+        (before,) = world.holds().values()
+        world.append("orders", [], 4)
+        next(changes)
+        monkeypatch.setattr(guard, "PIN_AGAIN_MS", 0)
+        world.append("orders", [(4, 1, "c", 3)], 5)
+        assert updates_of(next(changes)) == Counter([(4, 1, "c", 3)])
+        (after,) = world.holds().values()
+        assert after.id != before.id
+        assert after.pin_files
+        assert (after.pinned_version or 0) > (before.pinned_version or 0)
+        assert int(after.since) == 3
+    assert world.holds() == {}
+
+
+def test_waiting_for_a_step_can_be_limited_and_stopped(world: World, reader: Reader) -> None:
+    with reader.subscribe("orders", 2, timeout="100ms") as changes:
+        next(changes)
+        with pytest.raises(ReadTimeout):
+            next(changes)
+    changes = reader.subscribe("orders", 2)
+    steps: list[Step] = []
+    consumer = threading.Thread(target=lambda: steps.extend(changes))
+    consumer.start()
+    wait_until(lambda: changes.completed == 2, "it waits for the next step")
+    changes.stop()
+    consumer.join()
+    assert len(steps) == 1
+    assert world.holds() == {}
+
+
+def test_it_does_not_keep_a_dropped_collection_for_ever(
+    world: World, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscription, "LOOK_FOR_DROP_MS", 0)
+    with reader.subscribe("orders", 2, timeout="30s") as changes:
+        next(changes)
+        world.append("orders", [(3, 1, "c", 3)], 4)
+        world.client.drop_collections(["orders"])
+        assert updates_of(next(changes)) == Counter([(3, 1, "c", 3)])
+        with pytest.raises(CollectionMissing, match="up to 3 were given"):
+            next(changes)
+    assert world.holds() == {}
+    assert world.controller.read(lambda state: "orders" not in state.collections)
