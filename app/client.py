@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 
 from app.client_errors import *  # noqa: F403 - the exceptions are one table, there, and users import them from here
 from app.client_errors import HoldfastError, HoldLost, NotAnswering, refusal
-from app.client_holds import Holds, ReadHold
+from app.client_holds import Holds, ReadHold, holds_of
 from app.client_wire import Pending, Reply, Topics, Wire
 from app.clock import wall_ms
 from app.core.duration import parse_duration
@@ -215,32 +215,32 @@ class Holdfast:
             "lease": None if lease is None else milliseconds(lease),
             "pin_files": pin_files,
         }
-        return _holds(self.send(command))
+        return holds_of(self.send(command))
 
     def downgrade_read_holds(self, moves: Mapping[str, int | None], *, id: str | None = None) -> list[ReadHold]:
         """Per hold, the time to which it moves forward; None releases it."""
         listed = [{"hold": hold, "to": to} for hold, to in moves.items()]
-        return _holds(self.send({"type": "downgrade_read_holds", "id": id, "holds": listed}))
+        return holds_of(self.send({"type": "downgrade_read_holds", "id": id, "holds": listed}))
 
     def renew_read_holds(
         self, holds: Iterable[str], *, lease: Lease | None = None, id: str | None = None, timeout: float | None = None
     ) -> list[ReadHold]:
         period = None if lease is None else milliseconds(lease)
         command = {"type": "renew_read_holds", "id": id, "holds": list(holds), "lease": period}
-        return _holds(self.send(command, timeout=timeout))
+        return holds_of(self.send(command, timeout=timeout))
 
     def release_read_holds(
         self, holds: Iterable[str], *, id: str | None = None, timeout: float | None = None
     ) -> list[ReadHold]:
         """Always ok; returns those that were still there."""
-        return _holds(self.send({"type": "release_read_holds", "id": id, "holds": list(holds)}, timeout=timeout))
+        return holds_of(self.send({"type": "release_read_holds", "id": id, "holds": list(holds)}, timeout=timeout))
 
     def clone_read_holds(self, holds: Iterable[str], *, id: str | None = None) -> list[ReadHold]:
-        return _holds(self.send({"type": "clone_read_holds", "id": id, "holds": list(holds)}))
+        return holds_of(self.send({"type": "clone_read_holds", "id": id, "holds": list(holds)}))
 
     def merge_read_holds(self, holds: Iterable[str], *, id: str | None = None) -> list[ReadHold]:
         """Holds on one collection become one, under the id of the first."""
-        return _holds(self.send({"type": "merge_read_holds", "id": id, "holds": list(holds)}))
+        return holds_of(self.send({"type": "merge_read_holds", "id": id, "holds": list(holds)}))
 
     def alter_table_desc(
         self, existing: str, new: str, *, schema: str, expected_version: int, id: str | None = None
@@ -296,7 +296,3 @@ def milliseconds(lease: Lease) -> int:
     if isinstance(lease, timedelta):
         return lease // timedelta(milliseconds=1)
     return int(parse_duration(lease))
-
-
-def _holds(result: Mapping[str, Any]) -> list[ReadHold]:
-    return [ReadHold(each["hold"], each["collection"], each["since"]) for each in result["holds"]]

@@ -32,6 +32,11 @@ class ReadHold(NamedTuple):
     since: int | None
 
 
+def holds_of(result: Mapping[str, Any]) -> list[ReadHold]:
+    """The holds that the result of a command names."""
+    return [ReadHold(each["hold"], each["collection"], each["since"]) for each in result["holds"]]
+
+
 class Holds(Mapping[str, ReadHold]):
     """The holds of one `with` block, by collection.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from app.client_errors import refusal
-from app.commandline.times import frontier
+from app.commandline.times import frontier, readable
 
 Reply = dict[str, Any]
 
@@ -32,8 +32,12 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right
         print("  ".join(cells).rstrip())
 
 
+def counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 def complain(message: str) -> None:
-    print(f"holdfast: {message}", file=sys.stderr)
+    print(f"holdfast: {readable(message)}", file=sys.stderr)
 
 
 def print_reply(reply: Reply, *, as_json: bool, done: str) -> int:

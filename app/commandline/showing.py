@@ -11,7 +11,7 @@ from typing import Any
 from app.client_errors import CollectionMissing
 from app.clock import wall_ms
 from app.commandline.explain import explain, short
-from app.commandline.output import OK, complain, print_json, print_table
+from app.commandline.output import OK, complain, counted, print_json, print_table
 from app.commandline.settings import Settings
 from app.commandline.times import duration, frontier, is_calendar, moment, relative, span
 from app.core.descriptions import WALL_CLOCK
@@ -175,8 +175,8 @@ def _status_json(row: Row, now: int) -> Row:
 
 
 def _print_footer(state: State) -> None:
-    holds = len(state.holds)
-    line = f"\n{len(state.collections)} collections, {holds} holds; the tables are at seq {state.seq}"
+    number = f"{counted(len(state.collections), 'collection')}, {counted(len(state.holds), 'hold')}"
+    line = f"\n{number}; the tables are at seq {state.seq}"
     controller = state.controller
     if controller is not None:
         line += (

@@ -16,6 +16,9 @@ _LEAST_CALENDAR_MS: Final = 100_000_000_000
 _NOW: Final = re.compile(r"now(?:([+-])([0-9]+[a-z]+))?")
 _UNITS: Final = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
 _LAST_MS: Final = 253_402_300_799_999
+# In a sentence: not a part of an id, nor of anything quoted. 13 digits that begin with 1, 2 or 3 are of 2001 to 2096.
+_MOMENT: Final = re.compile(r"(?<![\w'\"`./:-])[123][0-9]{12}(?![\w'\"`/:-]|\.\w| ms\b)")
+_DURATION: Final = re.compile(r"(?<![\w'\"`./:-])([0-9]{4,18}) ms\b")
 
 
 def parse_time(text: str) -> int:
@@ -65,6 +68,12 @@ def duration(ms: int) -> str:
         if len(parts) == 2:
             break
     return " ".join(part for part in parts if part) or "0"
+
+
+def readable(sentence: str) -> str:
+    """A sentence of the controller, which has milliseconds, with what they mean beside them."""
+    sentence = _DURATION.sub(lambda match: f"{match[0]} ({duration(int(match[1]))})", sentence)
+    return _MOMENT.sub(lambda match: f"{match[0]} ({moment(int(match[0]))})", sentence)
 
 
 def relative(ms: int, now: int) -> str:
