@@ -83,7 +83,7 @@ def fitted(rows: DataFrame, shard: StructType, *, columns: Sequence[str] | None 
 def _fitted(rows: DataFrame, given: StructField | None, wanted: StructField) -> Column:
     if given is None:
         return sql.lit(None).cast(wanted.dataType).alias(wanted.name)
-    column = rows[_quoted(given.name)]
+    column = rows[quoted(given.name)]
     if given.dataType == wanted.dataType:
         return column.alias(wanted.name)
     before, after = (_parse(_ddl(StructField("c", field.dataType))) for field in (given, wanted))
@@ -97,7 +97,8 @@ def _fitted(rows: DataFrame, given: StructField | None, wanted: StructField) -> 
     return column.cast(wanted.dataType).alias(wanted.name)
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A column's name as Spark takes it, whatever is in it."""
     return "`" + name.replace("`", "``") + "`"
 
 

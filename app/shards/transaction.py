@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Final
@@ -27,22 +26,15 @@ from app.shards.commit_log import EPOCH, SINCE, UPPER
 from app.shards.errors import CommitUnknown, Conflict, ShardMissing, UnsafeShard, WrongTable
 from app.shards.gateway import JVM_ERRORS, Gateway, conflict_in, is_missing_file
 from app.shards.lock import file_lock
+from app.shards.notes import Note, new_token, note_in
 from app.state.store import local_path
 
 LOCK_TIMEOUT_S: Final = 60.0
 FORGETS: Final = "delta.setTransactionRetentionDuration"
 WIDENING: Final = "delta.enableTypeWidening"
+PROPERTIES: Final = {"delta.checkpointInterval": "100"}
+"""Of new tables. A checkpoint takes longer than many small commits, and the one who commits waits for it."""
 _S3: Final = frozenset({"s3", "s3a", "s3n"})
-
-
-class Note(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="by", tag="holdfast"):
-    """What a commit of ours says of itself, in the user metadata of its commitInfo."""
-
-    token: str
-    what: str
-    expected: int | None = None
-    upper: int | None = None
-    since: int | None = None
 
 
 class Recorded(msgspec.Struct, frozen=True):
@@ -53,10 +45,6 @@ class Recorded(msgspec.Struct, frozen=True):
 
     def __getitem__(self, app_id: str) -> int:
         return self.transactions.get(app_id, 0)
-
-
-def new_token() -> str:
-    return uuid.uuid4().hex
 
 
 def put(transaction: Any, actions: Any, operation: Any) -> int:
@@ -81,16 +69,19 @@ class ShardTable:
     def recorded(self) -> Recorded:
         """The app transactions of the newest version."""
         snapshot = self._newest()
-        found = snapshot.transactions()
-        known = {app: found.get(app) for app in (UPPER, SINCE, EPOCH)}
-        return Recorded(snapshot.version(), {app: int(it.get()) for app, it in known.items() if it.isDefined()})
+        found = known_transactions(snapshot)
+        if found is None:
+            every = snapshot.transactions()
+            options = {app: every.get(app) for app in (UPPER, SINCE, EPOCH)}
+            found = {app: int(option.get()) for app, option in options.items() if option.isDefined()}
+        return Recorded(snapshot.version(), found)
 
     def schema(self) -> StructType:
         return _struct(self._newest().metadata())
 
     def begin(self) -> Transaction:
         """A transaction on the newest version, which is that of the right table."""
-        transaction = self._log().startTransaction()
+        transaction = self.log().startTransaction()
         self._check(transaction.snapshot())
         return Transaction(self, transaction)
 
@@ -108,14 +99,14 @@ class ShardTable:
         if self._local is not None:
             self._local.mkdir(parents=True, exist_ok=True)
         with self.lock():
-            transaction = self._log().startTransaction()
+            transaction = self.log().startTransaction()
             if transaction.readVersion() < 0:
                 metadata = {
                     "id": self.table_id,
                     "format": {"provider": "parquet", "options": {}},
                     "schemaString": schema.json(),
                     "partitionColumns": [],
-                    "configuration": {},
+                    "configuration": PROPERTIES,
                     "createdTime": int(time.time() * 1_000),
                 }
                 # True: without the defaults of this session (append-only, column mapping, …), so that the table is the
@@ -124,6 +115,10 @@ class ShardTable:
                 with suppress(Conflict):  # another process was first, on a store where no lock keeps us apart
                     Transaction(self, transaction).commit(Note(new_token(), "create"), held=True, fresh=True)
         self._newest()
+
+    @property
+    def is_local(self) -> bool:
+        return self._local is not None
 
     def find(self, token: str, *, after: int) -> int | None:
         """The version above `after` that carries this token."""
@@ -136,7 +131,7 @@ class ShardTable:
 
     def note_of(self, version: int) -> Note | None:
         """What a commit says of itself; None if it is not ours, or its file is gone."""
-        log = self._log()
+        log = self.log()
         path = self.gateway.jvm.org.apache.hadoop.fs.Path(log.logPath(), f"{version:020}.json")
         try:
             lines = log.store().readAsIterator(path, log.newDeltaHadoopConf())
@@ -149,11 +144,7 @@ class ShardTable:
             first = json.loads(lines.next()) if lines.hasNext() else {}
         finally:
             lines.close()
-        text = (first.get("commitInfo") or {}).get("userMetadata")
-        try:
-            return None if text is None else msgspec.json.decode(text, type=Note)
-        except msgspec.MsgspecError:
-            return None
+        return note_in(first)
 
     def check_unchanged(self, version: int) -> None:
         """The table that was read is still there.
@@ -169,11 +160,12 @@ class ShardTable:
             )
 
     def _newest(self) -> Any:
-        snapshot = self._log().update(False, self.gateway.none(), self.gateway.none())
+        snapshot = self.log().update(False, self.gateway.none(), self.gateway.none())
         self._check(snapshot)
         return snapshot
 
-    def _log(self) -> Any:
+    def log(self) -> Any:
+        """Delta's own, which it keeps for as long as it is in use."""
         return self.gateway.delta.DeltaLog.forTable(self.gateway.session, self.location)
 
     def _check(self, snapshot: Any) -> None:
@@ -216,7 +208,11 @@ class Transaction:
 
     def recorded(self, app_id: str) -> int:
         """What an app transaction is at; if someone else sets it before we commit, our commit is refused."""
-        return max(0, int(self._transaction.txnVersion(app_id)))
+        found = known_transactions(self.snapshot)
+        if found is None:
+            return max(0, int(self._transaction.txnVersion(app_id)))
+        self._transaction.readTxn().append(app_id)  # which is how `txnVersion` makes us depend on it
+        return found.get(app_id, 0)
 
     @property
     def schema(self) -> StructType:
@@ -273,7 +269,7 @@ class Transaction:
             gateway.action({"txn": {"appId": app, "version": int(value), "lastUpdated": now}})
             for app, value in (sets or {}).items()
         ]
-        operation = gateway.write_operation(mode, msgspec.json.encode(note).decode())
+        operation = gateway.write_operation(mode, note.json())
         with nullcontext() if held else self._table.lock():
             if not fresh:
                 self._table.check_unchanged(self.version)
@@ -302,6 +298,22 @@ class Transaction:
             f"A commit to {self._table.location} failed, and is not in the log so far. Try again with the same token: "
             f"it is applied at most once. The error: {error}"
         ) from error
+
+
+def known_transactions(snapshot: Any) -> dict[str, int] | None:
+    """The app transactions of a snapshot, if Delta's checksum of that version has them.
+
+    Each commit of Delta's leaves a checksum. Without it, Delta reads the whole log in a Spark job for this question,
+    after each commit anew, which takes longer than the commit. Other writers leave none: then there is no other way.
+    """
+    checksum = snapshot.checksumOpt()
+    if not checksum.isDefined() or not (found := checksum.get().setTransactions()).isDefined():
+        return None
+    each, transactions = found.get().iterator(), {}
+    while each.hasNext():
+        transaction = each.next()
+        transactions[str(transaction.appId())] = int(transaction.version())
+    return transactions
 
 
 def _struct(metadata: Any) -> StructType:

@@ -22,7 +22,8 @@ from app.shards.commit_log import EPOCH, SINCE, UPPER
 from app.shards.errors import CommitUnknown, Conflict, InvalidBounds, SchemaMismatch, Sealed, UpperMismatch, WrongTable
 from app.shards.gateway import JVM_ERRORS
 from app.shards.lock import thread_lock
-from app.shards.transaction import LOCK_TIMEOUT_S, Note, ShardTable, Transaction, new_token
+from app.shards.notes import Note, new_token
+from app.shards.transaction import LOCK_TIMEOUT_S, ShardTable, Transaction
 from app.state.errors import Fenced
 
 MOST_ATTEMPTS: Final = 20
@@ -175,7 +176,7 @@ class Updates:
     ) -> Appended:
         """Adds rows at the current time in ms, or at the upper if that is later. They have no `_time`.
 
-        Without a `_diff`, each row is added once.
+        Without a `_diff`, each row is added once. `now_ms` is asked again after each mismatch.
         """
         names = {name.lower() for name in rows.columns}
         if TIME in names:
@@ -195,11 +196,15 @@ class Updates:
                     upper = mismatch.actual
         raise self._disturbed()
 
-    def seal(self, epoch: int) -> int | None:
-        """Upper `[]`: every later append fails. The version that does it; None if it was sealed before."""
+    def seal(self, epoch: int | None = None) -> int | None:
+        """Upper `[]`: every later append fails. The version that does it; None if it was sealed before.
+
+        A controller gives its epoch, and is fenced by a newer one. A writer that closes its own shard has none.
+        """
 
         def decide(transaction: Transaction, _: bool) -> _Change | None:
-            self._check_fence(transaction, epoch)
+            if epoch is not None:
+                self._check_fence(transaction, epoch)
             upper = transaction.recorded(UPPER)
             if upper == EMPTY:
                 return None
