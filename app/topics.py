@@ -17,6 +17,10 @@ from app.records import Topic
 log = logging.getLogger(__name__)
 
 
+class TopicReplaced(Exception):
+    """The command topic was deleted and made anew while we read it: start again on the new one."""
+
+
 class _Admin(KafkaAdminClient):  # type: ignore[misc]  # kafka-python has no types
     """kafka-python's, but one that cannot connect leaves neither a thread nor files behind: we try again and again."""
 
@@ -45,6 +49,7 @@ class Topics:
         limit_s: float = REQUEST_LIMIT_S,
     ) -> None:
         self._kafka = kafka
+        self._commands: Topic | None = None
         if (problem := unreachable(bootstrap_servers)) is not None:
             raise KafkaConnectionError(problem)
         self._admin = _Admin(
@@ -70,11 +75,19 @@ class Topics:
                 pass  # someone else was faster
 
     def commands(self) -> Topic:
-        """The command topic as it is now: one that was deleted and made anew has another id."""
+        """The command topic. One that was deleted and made anew has another id: then TopicReplaced, for good.
+
+        So whoever reads it notices, and whoever only looks at it now and then does too: Spark sees nothing new on a
+        topic that has as many records as the old one had.
+        """
         (described,) = self._admin.describe_topics([self._kafka.commands_topic])
         if described["error_code"]:
             raise KafkaError(f"Kafka cannot describe the topic {self._kafka.commands_topic!r}: {described}")
-        return Topic(self._kafka.commands_topic, _plain(described["topic_id"]))
+        found = Topic(self._kafka.commands_topic, _plain(described["topic_id"]))
+        self._commands = self._commands or found
+        if found != self._commands:
+            raise TopicReplaced(f"The topic {found.name!r} was deleted and made anew.")
+        return found
 
     def partitions(self) -> list[int]:
         (described,) = self._admin.describe_topics([self._kafka.commands_topic])
@@ -85,6 +98,7 @@ class Topics:
         name = self._kafka.commands_topic
         wanted = {TopicPartition(name, partition): OffsetSpec.LATEST for partition in self.partitions()}
         found = self._admin.list_partition_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED)
+        self.commands()  # still the same one: so these are its ends
         return {where.partition: answer.offset for where, answer in found.items()}
 
 
