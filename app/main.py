@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Final
 
 from app.broker import BrokerFailed
+from app.clock import wall_ms
 from app.config import Config, ConfigError, load_config
 from app.core.errors import BrokenInvariant, Corrupt
 from app.follower import Follower, StateGone
 from app.kafka import KafkaOptionError, addresses, client_options, java_options
+from app.metrics import Metrics, PortTaken, StateMetrics
 from app.service import EXIT_BROKEN, EXIT_GAVE_UP, EXIT_OK, EXIT_USAGE, Service, broker, handle_signals
 from app.spark import session
 from app.state.errors import NewerFormat, StateMissing
@@ -42,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = load_config(options.config)
         return _follow(config) if options.read_only else _serve(config, once=options.once)
-    except (ConfigError, KafkaOptionError, BrokerFailed, StateMissing, NewerFormat) as error:
+    except (ConfigError, KafkaOptionError, BrokerFailed, StateMissing, NewerFormat, PortTaken) as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return EXIT_USAGE
     except (BrokenInvariant, Corrupt) as error:
@@ -82,7 +84,8 @@ def _serve(config: Config, *, once: bool) -> int:
         try:
             service = Service(config, spark, bootstrap_servers)
             handle_signals(service)
-            return service.run(once=once, on_ready=lambda: _welcome(config, bootstrap_servers, service))
+            with service.controller.metrics.serving(config.metrics.port) as port:
+                return service.run(once=once, on_ready=lambda: _welcome(config, bootstrap_servers, service, port))
         finally:
             spark.stop()
 
@@ -95,7 +98,7 @@ def _check_kafka(config: Config) -> None:
         addresses(config.kafka.bootstrap_servers)
 
 
-def _welcome(config: Config, bootstrap_servers: str, service: Service) -> None:
+def _welcome(config: Config, bootstrap_servers: str, service: Service, metrics_port: int) -> None:
     print(
         f"""
 Holdfast is running (epoch {service.controller.epoch}).
@@ -103,6 +106,7 @@ Holdfast is running (epoch {service.controller.epoch}).
   replies    {config.kafka.replies_topic}
   state      {config.state}/{{collections,holds,shards,commands,meta}}, Delta tables
   warehouse  {", ".join(config.warehouse)}
+  metrics    http://127.0.0.1:{metrics_port}/metrics
 
 Send a first command from another terminal:
   .venv/bin/holdfast create orders --table --schema 'k STRING, v BIGINT'
@@ -122,8 +126,12 @@ def _follow(config: Config) -> int:
         f"Following the journal at {config.state} from seq {follower.seq}; nothing is written. Stop with Ctrl-C.",
         flush=True,
     )
+    metrics = Metrics()
+    metrics.registry.register(StateMetrics(lambda question: question(follower.state, wall_ms())))
     try:
-        follower.run(stop)
+        with metrics.serving(config.metrics.port) as port:
+            print(f"Metrics: http://127.0.0.1:{port}/metrics", flush=True)
+            follower.run(stop)
     except StateGone as error:
         log.error("gave up: %s", error)
         return EXIT_GAVE_UP

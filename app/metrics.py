@@ -26,6 +26,10 @@ MOST_COLLECTIONS: Final = 1_000
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
+class PortTaken(Exception):
+    """The configured port for metrics cannot be had."""
+
+
 class Metrics:
     """All metrics of one controller. Cheap to count on, from any thread."""
 
@@ -101,7 +105,12 @@ class Metrics:
     @contextmanager
     def serving(self, port: int) -> Iterator[int]:
         """Serves them over HTTP, on this machine only unless a port was chosen; the port."""
-        server, thread = start_http_server(port, addr="0.0.0.0" if port else "127.0.0.1", registry=self.registry)
+        try:
+            server, thread = start_http_server(port, addr="0.0.0.0" if port else "127.0.0.1", registry=self.registry)
+        except OSError as error:
+            raise PortTaken(
+                f"Metrics cannot be served on port {port}: {error.strerror}. Set `metrics.port`."
+            ) from error
         try:
             yield server.server_port
         finally:

@@ -16,22 +16,24 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Final, NamedTuple
+from typing import Final
 
 from py4j.protocol import Py4JJavaError
+from pyspark import InheritableThread
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from app.broker import EmbeddedBroker
 from app.config import Config
 from app.controller import Controller, Stopping
 from app.core.errors import BrokenInvariant, Corrupt
+from app.heartbeat import Heartbeat
 from app.kafka import REQUEST_LIMIT_S
-from app.records import Topic
+from app.operations import ShardOperations
+from app.queries import Queries
 from app.replies import Replies
 from app.state.errors import Fenced, NewerFormat, UnsafeStore
-from app.streams.commands import CommandStream
 from app.topics import Topics
+from app.work import Work
 
 log = logging.getLogger(__name__)
 
@@ -46,14 +48,8 @@ _SHORTEST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 10.0
 
 
-class _Mark(NamedTuple):
-    at: int
-    topic: Topic
-    ends: dict[int, int]
-
-
 class Service:
-    """A booted controller with its query, from start to stop."""
+    """A booted controller with its queries and its work, from start to stop."""
 
     def __init__(self, config: Config, spark: SparkSession, bootstrap_servers: str) -> None:
         self._config = config
@@ -61,9 +57,10 @@ class Service:
         self._bootstrap_servers = bootstrap_servers
         self._stop = threading.Event()
         self.controller = Controller(config)
+        operations = ShardOperations(spark, config, self.controller.metrics)
+        self.work = Work(self.controller, operations, spawn=self._spawn)
         self._last_progress = time.monotonic()
         self._tables_wanted = 0
-        self._mark: _Mark | None = None
         self._booted = False
         self._memory_in_doubt = False
         self._said_ready = False
@@ -80,7 +77,7 @@ class Service:
             try:
                 self._boot()
                 with self._connections() as (topics, replies):
-                    self._run_query(topics, replies, once=once, on_ready=on_ready)
+                    self._run_queries(topics, replies, once=once, on_ready=on_ready)
                 break
             except Stopping:
                 break
@@ -136,35 +133,36 @@ class Service:
             stack.callback(replies.close)
             yield topics, replies
 
-    def _run_query(self, topics: Topics, replies: Replies, *, once: bool, on_ready: Callable[[], None] | None) -> None:
-        """One life of the query; returns when it ended as it should, raises what ended it otherwise."""
+    def _run_queries(
+        self, topics: Topics, replies: Replies, *, once: bool, on_ready: Callable[[], None] | None
+    ) -> None:
+        """One life of the queries; returns when they ended as they should, raises what ended them otherwise."""
         if self._memory_in_doubt:
             self.controller.recover()
             self._memory_in_doubt = False
         # Whatever ended the last life: the replies to the last entry may not have been sent.
         replies.send(self.controller.last_replies)
-        stream = CommandStream(
+        queries = Queries(
             config=self._config,
             controller=self.controller,
+            spark=self._spark,
             topics=topics,
             replies=replies,
             bootstrap_servers=self._bootstrap_servers,
             limit_s=self._limits_s()[1],
         )
-        query = stream.start(self._spark, once=once)
         try:
+            queries.start(once=once)
             if on_ready is not None and not self._said_ready:
                 self._said_ready = True
                 on_ready()
             with self._own_topics() as heartbeat_topics:
-                self._supervise(query, stream, heartbeat_topics)
+                self._supervise(queries, Heartbeat(self.controller, heartbeat_topics))
         finally:
-            self._end(query)
-            stream.remove_checkpoint()
-        if stream.failure is not None:
-            raise stream.failure
-        if (error := query.exception()) is not None:
-            raise error
+            if self._stop.is_set():
+                self.controller.stop_taking_batches()
+            queries.end()
+        queries.check()
 
     @contextmanager
     def _own_topics(self) -> Iterator[Topics]:
@@ -187,48 +185,34 @@ class Service:
         limit_s = max(1.0, min(REQUEST_LIMIT_S, self._config.give_up_after / 1000 / 4))
         return max(1.0, min(limit_s, self._left_s())), limit_s
 
-    def _supervise(self, query: StreamingQuery, stream: CommandStream, topics: Topics) -> None:
+    def _supervise(self, queries: Queries, heartbeat: Heartbeat) -> None:
         next_heartbeat = 0.0
         heartbeats = batches = 0
-        while query.isActive and not self._stop.is_set():
+        while queries.are_active and not self._stop.is_set():
             self.controller.check()
+            self.work.check()
+            self.work.tick()
             if time.monotonic() >= next_heartbeat:
-                self._heartbeat(topics)
+                heartbeat.beat()
+                queries.report_progress()
                 heartbeats += 1
                 if heartbeats > 1:  # a query that fails at once, again and again, is no progress
                     self._progressed()
                 next_heartbeat = time.monotonic() + self._config.streams.heartbeat / 1000
-            if stream.batches > batches:
-                batches = stream.batches
+            if queries.batches > batches:
+                batches = queries.batches
                 self._progressed()
             self._stop.wait(_POLL_S)
+
+    def _spawn(self, work: Callable[[], None], name: str) -> None:
+        """A thread that does not keep the process alive: whatever it does is harmless to leave half done."""
+        InheritableThread(target=work, name=name, daemon=True, session=self._spark).start()
 
     def _progressed(self) -> None:
         """Something works. But a controller whose tables stay behind for ever would not be one."""
         if self.controller.tables_reached >= self._tables_wanted:
             self._last_progress = time.monotonic()
             self._tables_wanted = self.controller.seq
-
-    def _heartbeat(self, topics: Topics) -> None:
-        """Time passes; leases end only when everything that was on the topic at their end is applied.
-
-        A mark is a moment and how far the topic went then. When that much is applied the mark is reached, however much
-        has come since, and the next is set: so leases end under constant load too.
-        """
-        topic = topics.commands()
-        if self._mark is None or self._mark.topic != topic:
-            self._mark = _Mark(self.controller.now(), topic, topics.ends())
-        applied = self.controller.offsets(topic)
-        reached = all(applied.get(partition, 0) >= end for partition, end in self._mark.ends.items())
-        self.controller.heartbeat(applied_until=self._mark.at if reached else None)
-        if reached:
-            self._mark = None
-
-    def _end(self, query: StreamingQuery) -> None:
-        """The batch in hand is finished, and no other begun."""
-        if self._stop.is_set():
-            self.controller.stop_taking_batches()
-        query.stop()
 
     def _close(self) -> None:
         self.controller.close()

@@ -16,11 +16,12 @@ import msgspec
 
 from app.controller import Controller, MemoryInDoubt, Stopping
 from app.core.errors import BrokenInvariant, Corrupt
-from app.core.frontier import EMPTY, ZERO, Frontier
+from app.core.frontier import EMPTY
 from app.core.images import Shard
 from app.core.parameters import Parameters
 from app.core.shard_work import FIRST_RETRY_MS, LONGEST_RETRY_MS, clean_up_limit
 from app.core.state import State
+from app.shards.merge_plan import merge_target
 from app.state.errors import Fenced, OutcomeUnknown
 
 log = logging.getLogger(__name__)
@@ -59,11 +60,9 @@ class Operations(Protocol):
     def purge(self, job: Job) -> None: ...
 
 
-def merge_target(shard: Shard) -> Frontier:
-    """Up to where history may be merged now: a merge rewrites nothing at or above the upper."""
-    if shard.upper == ZERO:
-        return ZERO
-    return shard.since if shard.upper == EMPTY else min(shard.since, Frontier(shard.upper - 1))
+def _target(shard: Shard) -> int:
+    """Up to where its history may be merged now."""
+    return merge_target(shard.since, shard.upper) or 0
 
 
 class Work:
@@ -81,7 +80,7 @@ class Work:
         self._not_before: dict[str, int] = {}
         self._created: set[str] = set()
         self._evolved: dict[str, str] = {}  # by shard: the owner whose schema it has
-        self._tended: dict[str, Frontier] = {}  # by shard: the merge target when it was last tended
+        self._tended: dict[str, int] = {}  # by shard: the merge target when it was last tended
         self._tend_at: dict[str, int] = {}
         self._finalize_at = 0
         self._failure: BaseException | None = None
@@ -122,10 +121,14 @@ class Work:
         elif shard.format == "updates" and shard.log_version is not None:
             before = self._tended.get(shard.id)
             if before is None:
-                self._tend_at.setdefault(shard.id, now)
-            elif merge_target(shard) > before:
+                self._tend_by(shard.id, now)
+            elif _target(shard) > before:
                 interval = self._controller.read(lambda state: state.parameters.since_downgrade_interval)
-                self._tend_at.setdefault(shard.id, now + interval)
+                self._tend_by(shard.id, now + interval)
+
+    def _tend_by(self, id: str, at: int) -> None:
+        with self._lock:
+            self._tend_at[id] = min(at, self._tend_at.get(id, at))
 
     def _due(self, now: int) -> dict[str, list[str]]:
         tend = sorted((at, id) for id, at in list(self._tend_at.items()) if at <= now)  # a copy: threads add to it
@@ -171,7 +174,7 @@ class Work:
     def _start(self, kind: str, id: str) -> None:
         if kind == "tend":
             self._tend_at.pop(id, None)
-            self._tended[id] = self._controller.read(lambda state: merge_target(state.shards[id]))
+            self._tended[id] = self._controller.read(lambda state: _target(state.shards[id]))
         with self._lock:
             self._busy[id] = kind
         self._count(kind, "started")
@@ -228,7 +231,7 @@ class Work:
             case "tend":
                 again_at = self._operations.tend(job)
                 if again_at is not None:
-                    self._tend_at.setdefault(id, again_at)
+                    self._tend_by(id, again_at)
             case "finalize":
                 self._operations.finalize(job)
                 self._controller.step("finalized", lambda machine, now: machine.finalized(now, id))
@@ -250,7 +253,7 @@ class Work:
             pause = min(FIRST_RETRY_MS << min(number - 1, 20), LONGEST_RETRY_MS)
             self._not_before[id] = self._controller.now() + pause
             if kind == "tend":
-                self._tend_at.setdefault(id, self._not_before[id])
+                self._tend_by(id, self._not_before[id])
             self._controller.step("failed", lambda machine, now: machine.work_failed(now, id, sentence))
         except (Stopping, MemoryInDoubt):
             pass

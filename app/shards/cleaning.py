@@ -64,6 +64,11 @@ class Cleaner:
         self._removed: dict[str, _Removal] = {}
         self._named_until = -1
 
+    @property
+    def has_dead_files(self) -> bool:
+        """Whether there is any that was not deleted yet, because it is too young or may still be needed."""
+        return bool(self._removed)
+
     def dead_files(self, *, upto_version: int, older_than_ms: int) -> list[str]:
         """Data files that a commit up to a version removed, at least so long ago, and that none added again since."""
         self._read_on()

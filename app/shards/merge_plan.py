@@ -69,5 +69,5 @@ def _share(file: File, target: int) -> float:
 
 def merge_target(since: int, upper: int) -> int | None:
     """What may be merged away: before the since, and nothing that a writer may still add to. None: nothing."""
-    target = min(since, upper - 1)
+    target = int(min(since, upper - 1))  # a plain number: py4j cannot take a Frontier
     return target if 0 < target < EMPTY - 1 else None

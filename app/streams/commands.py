@@ -90,7 +90,8 @@ class CommandStream:
 
     def _batch(self, frame: DataFrame, _: int) -> None:
         try:
-            self._process(frame)
+            with self._controller.metrics.batch("commands"):
+                self._process(frame)
         except BaseException as error:  # Spark would keep only its text, and who supervises us must know what it was
             self.failure = error
             raise

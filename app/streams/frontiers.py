@@ -10,6 +10,7 @@ import logging
 import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -36,12 +37,14 @@ class FrontierStream:
         config: Config,
         observe: Callable[[Sequence[Observation]], None],
         report: Callable[[str, str], None],
+        timed: Callable[[], AbstractContextManager[None]] = nullcontext,
         pacing: Mapping[str, int] | None = None,
     ) -> None:
         self._config = config
         self._pacing = pacing or {}  # other numbers than the defaults of `Pacing`
         self._observe = observe
         self._report = report
+        self._timed = timed
         self._reported: dict[str, str] = {}
         self._checkpoint: str | None = None
         self.failure: BaseException | None = None
@@ -76,7 +79,8 @@ class FrontierStream:
 
     def _batch(self, frame: DataFrame, _: int) -> None:
         try:
-            self._process(frame)
+            with self._timed():
+                self._process(frame)
         except BaseException as error:  # Spark would keep only its text, and who supervises us must know what it was
             self.failure = error
             raise

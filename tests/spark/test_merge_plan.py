@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from app.core.frontier import Frontier
 from app.shards.merge_plan import File, Plan, merge_target, plan
 
 
@@ -45,6 +46,7 @@ def test_a_file_without_statistics_is_read_and_gets_some() -> None:
 
 
 def test_nothing_at_or_above_the_upper_is_merged() -> None:
+    assert type(merge_target(Frontier(3), 5)) is int, "py4j takes no Frontier"
     assert merge_target(7, 5) == 4
     assert merge_target(3, 5) == 3
     assert merge_target(2**63 - 1, 2**63 - 1) is None

@@ -122,6 +122,7 @@ def test_a_new_shard_is_created_once_and_then_left_alone_until_it_is_seen(world:
 def test_a_shard_is_tended_when_its_since_has_moved_and_not_more_often_than_that_may_happen(world: World) -> None:
     world.create("a")
     world.observe("a", 100, 1)
+    world.operations.again_at = world.time + 6 * 3_600_000  # to look for orphans
     world.work.tick()
     assert ("tend", "a") in world.operations.taken(), "once, when it is first seen: something may be left of an earlier"
     world.command("set_read_policies", policies=[{"collection": "a", "policy": {"kind": "step_back"}}])
