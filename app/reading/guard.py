@@ -63,7 +63,7 @@ class Guard:
     ) -> None:
         self._client = client
         self._catalog = catalog
-        self._collection = collection
+        self.collection = collection
         self._at = at
         self._hold = hold
         self._asked = asked
@@ -123,7 +123,7 @@ class Guard:
 
     def _acquire(self, at: int | None) -> None:
         holds = self._client.hold(
-            [self._collection],
+            [self.collection],
             holder=self._asked.holder,
             purpose=self._asked.purpose,
             lease=self._asked.lease_ms,
@@ -133,10 +133,10 @@ class Guard:
         try:
             self._kept.append(holds.__enter__())
         except SinceViolation as error:
-            earliest = (error.earliest or {}).get(self._collection)
+            earliest = (error.earliest or {}).get(self.collection)
             if at is None or earliest is None:
                 raise
-            raise before_since(self._collection, at, earliest) from None
+            raise before_since(self.collection, at, earliest) from None
         except CollectionMissing as error:
             raise CollectionMissing(
                 f"{error.message} One that was dropped can be read only under a hold from before: give it with `hold`.",
@@ -148,12 +148,12 @@ class Guard:
         clone = _Clone(self._client, hold, self._asked.lease_ms)
         self._kept.append(clone.__enter__())
         (held,) = clone.values()
-        if held.collection != self._collection:
-            raise InvalidArgument(f"The hold {hold!r} is on {held.collection!r}, not on {self._collection!r}.")
+        if held.collection != self.collection:
+            raise InvalidArgument(f"The hold {hold!r} is on {held.collection!r}, not on {self.collection!r}.")
         since = held.since or 0
         at = since if self._at is None else self._at
         if at < since:
-            raise before_since(self._collection, at, since)
+            raise before_since(self.collection, at, since)
         if self._catalog.pins_files(held.id, at_least=self._client.seq):
             self._pinned_at = steady_ms()
             return

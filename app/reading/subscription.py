@@ -16,7 +16,7 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from app.client_errors import CollectionMissing
+from app.client_errors import CollectionMissing, NotAnswering
 from app.clock import steady_ms
 from app.core.frontier import EMPTY, value_of
 from app.reading.arrow import batches
@@ -174,7 +174,12 @@ class _Idle:
         completed = self._progress.completed
         if completed is None or steady_ms() - self._downgraded_at < DOWNGRADE_EVERY_MS:
             return
-        if self._reading.guard.since < completed:
-            self._downgraded_at = steady_ms()
-            self._reading.guard.downgrade(completed)
-        self._reading.guard.pin_again()
+        guard = self._reading.guard
+        try:
+            if guard.since < completed:
+                self._downgraded_at = steady_ms()
+                guard.downgrade(completed)
+            guard.pin_again()
+        except NotAnswering as error:
+            # A hold that stays behind is as good; whether it is still there is the renewals' matter, and `check`'s.
+            log.warning("the hold could not be moved on, trying again collection=%s error=%s", guard.collection, error)

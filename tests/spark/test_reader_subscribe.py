@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.client_errors import CollectionMissing, InvalidArgument, ReadBeforeSince
+from app.client_errors import CollectionMissing, InvalidArgument, NotAnswering, ReadBeforeSince
 from app.reader import Reader, ReadTimeout, Step
 from app.reading import guard, subscription
 from tests.spark.reader_world import Update, World, summed, wait_until
@@ -139,6 +139,26 @@ def test_a_subscription_that_runs_for_long_does_not_pin_old_files_for_ever(
         assert (after.pinned_version or 0) > (before.pinned_version or 0)
         assert int(after.since) == 3
     assert world.holds() == {}
+
+
+def test_it_goes_on_while_nobody_answers_for_as_long_as_its_lease_lasts(
+    world: World, reader: Reader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def silent(*_: object, **__: object) -> None:
+        raise NotAnswering("Nobody.", {"sent": True})
+
+    with reader.subscribe("orders", 2, timeout="30s") as changes:
+        next(changes)
+        with monkeypatch.context() as patched:
+            patched.setattr(world.client, "downgrade_read_holds", silent)
+            for time in (3, 4):
+                world.append("orders", [(time, 1, "c", 3)], time + 1)
+                assert updates_of(next(changes)) == Counter([(time, 1, "c", 3)])
+        assert "could not be moved on" in caplog.text
+        assert held_since(world) == [2]
+        world.append("orders", [], 6)
+        next(changes)
+        assert held_since(world) == [4]
 
 
 def test_waiting_for_a_step_can_be_limited_and_stopped(world: World, reader: Reader) -> None:
