@@ -20,11 +20,9 @@ from deltalake.fs import DeltaStorageHandler
 from app.core.locations import is_within, normalise
 from app.shards.commit_log import Readable
 from app.shards.errors import ShardError
-from app.state.store import local_path
+from app.state.store import YOUNG_MS, local_path, write_object
 
 CLOCK_PREFIX: Final = "_holdfast.clock-"
-_UNKNOWN_MS: Final = 2**62
-"""The age of what a store tells no time of: it is never old enough."""
 _LINK_IN_THE_WAY: Final = frozenset([errno.ELOOP, errno.ENOTDIR])
 
 
@@ -210,10 +208,7 @@ class ObjectDirectory:
         return info.size or 0
 
     def write(self, name: str, data: bytes) -> None:
-        # Not through pyarrow, which gives its own buffers to a stream that takes only bytes.
-        file = self._handler._handler.open_output_stream("/".join(_parts(name)), None)
-        file.write(data)
-        file.close()  # type: ignore[attr-defined]  # the stub lacks it
+        write_object(self._handler, "/".join(_parts(name)), data)
 
     def now_ms(self) -> int:
         name = f"{CLOCK_PREFIX}{uuid.uuid4().hex}"
@@ -232,7 +227,7 @@ class ObjectDirectory:
 
 
 def _modified_ms(info: pyarrow.fs.FileInfo) -> int:
-    return _UNKNOWN_MS if info.mtime_ns is None else int(info.mtime_ns) // 1_000_000
+    return YOUNG_MS if info.mtime_ns is None else int(info.mtime_ns) // 1_000_000
 
 
 def _parts(name: str) -> list[str]:

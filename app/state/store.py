@@ -7,13 +7,15 @@ import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
 import pyarrow.fs
 from deltalake.fs import DeltaStorageHandler
 
 from app.state.errors import UnsafeStore
+
+YOUNG_MS: Final = 2**62
 
 
 class Listed(NamedTuple):
@@ -150,7 +152,8 @@ class ObjectStore:
     """What delta-rs reaches with `storage_options`. A put is durable when it is answered."""
 
     def __init__(self, uri: str, storage_options: dict[str, str]) -> None:
-        self._files = pyarrow.fs.PyFileSystem(DeltaStorageHandler(uri, dict(storage_options)))
+        self._handler = DeltaStorageHandler(uri, dict(storage_options))
+        self._files = pyarrow.fs.PyFileSystem(self._handler)
 
     def read(self, path: str) -> bytes | None:
         try:
@@ -160,8 +163,7 @@ class ObjectStore:
             return None
 
     def write(self, path: str, data: bytes) -> None:
-        with self._files.open_output_stream(path) as file:
-            file.write(data)
+        write_object(self._handler, path, data)
 
     def exists(self, path: str) -> bool:
         return bool(self._files.get_file_info(path).type == pyarrow.fs.FileType.File)
@@ -169,7 +171,7 @@ class ObjectStore:
     def files(self, directory: str) -> list[Listed]:
         selector = pyarrow.fs.FileSelector(directory, allow_not_found=True)
         found = [info for info in self._files.get_file_info(selector) if info.type == pyarrow.fs.FileType.File]
-        return [Listed(info.base_name, (info.mtime_ns or 0) // 1_000_000) for info in found]
+        return [Listed(info.base_name, _modified_ms(info)) for info in found]
 
     def delete(self, path: str) -> None:
         with suppress(FileNotFoundError):
@@ -177,6 +179,18 @@ class ObjectStore:
 
     def sync(self, paths: Iterable[str]) -> None:
         """Nothing to do."""
+
+
+def write_object(handler: DeltaStorageHandler, path: str, data: bytes) -> None:
+    """Not through pyarrow, which gives its own buffers to a stream that takes only bytes."""
+    file = handler._handler.open_output_stream(path, None)
+    file.write(data)
+    file.close()  # type: ignore[attr-defined]  # the stub lacks it
+
+
+def _modified_ms(info: pyarrow.fs.FileInfo) -> int:
+    """What has no time is young: nothing is deleted because nobody knows its age."""
+    return YOUNG_MS if info.mtime_ns is None else int(info.mtime_ns) // 1_000_000
 
 
 def _write_synced(full: str, data: bytes) -> None:

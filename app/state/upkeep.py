@@ -17,7 +17,7 @@ from app.core.errors import Corrupt
 from app.state.commit_log import DataFile
 from app.state.entries import from_parquet, to_parquet
 from app.state.snapshot import Snapshot
-from app.state.store import Store
+from app.state.store import YOUNG_MS, Store
 
 log = logging.getLogger(__name__)
 
@@ -221,6 +221,8 @@ def clean_log(store: Store, checkpoint: int) -> int:
     """Deletes commit files and checkpoints behind a checkpoint, old ones by the store's own clock."""
     found = store.files("_delta_log")
     newest_ms = max((file.modified_ms for file in found if file.name.endswith(".json")), default=0)
+    if newest_ms == YOUNG_MS:
+        return 0  # a store that tells no time: nobody knows how old the others are
     deleted = 0
     for file in found:
         if file.modified_ms >= newest_ms - COMMITS_KEPT_MS:
