@@ -19,6 +19,7 @@ from app.client_errors import (
     ReadBeforeSince,
 )
 from app.reader import Reader, ReadTimeout, ShardUnreadable
+from app.reading import planning
 from tests.spark.reader_world import World, counted, summed, wait_until
 
 if TYPE_CHECKING:
@@ -221,6 +222,29 @@ def test_a_table_is_complete_up_to_the_upper_of_its_transaction_log(world: World
     world.append("log", [], 6)
     with reader.snapshot("member", 5) as rows:
         assert counted(rows.collect()) == {("a", 1): 1}
+
+
+def test_what_is_written_between_two_looks_is_not_missing_below_the_upper(
+    world: World, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.create("log")
+    world.create("member", txns="log")
+    world.append("log", [], 2)
+    looks = []
+    look = planning.ShardLog.look
+
+    def then_write(log: planning.ShardLog) -> planning.Plan:
+        seen = look(log)
+        looks.append(seen)
+        if len(looks) == 1:
+            world.append("member", [(3, 1, "a", 1)], 4)
+            world.append("log", [], 6)
+        return seen
+
+    monkeypatch.setattr(planning.ShardLog, "look", then_write)
+    with reader.snapshot("member", 5) as rows:
+        assert counted(rows.collect()) == {("a", 1): 1}
+    assert len(looks) == 4
 
 
 def test_another_table_in_the_place_of_a_shard_is_not_read(world: World, reader: Reader) -> None:
