@@ -1,7 +1,7 @@
 """`./spark-submit.sh demo`: a controller with its own broker on a temporary root, and the story that it is told.
 
-Everything is real: commands go over Kafka, through Spark, into the journal, and what is printed is read from the
-tables. Only the uppers are moved by hand.
+Everything is real: commands go over Kafka, through Spark, into the journal; data is written to Delta tables and read
+from them with Spark; and what is printed is read from the tables.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from app.client import Holdfast
 from app.client_errors import HoldfastError
 from app.config import Config, StreamsConfig
 from app.core.duration import Duration
-from app.demo_story import Story, Unexpected
+from app.demo_lake import Lake, Unexpected
+from app.demo_story import Story
 from app.service import EXIT_GAVE_UP, EXIT_OK, Service, broker
 from app.spark import LOGS, session
 
@@ -76,13 +77,15 @@ def _play(root: Path) -> None:
         root=str(root),
         warehouse=[str(root / "warehouse")],
         streams=StreamsConfig(checkpoints=str(root / "checkpoints"), heartbeat=Duration(500)),
+        # In real life history goes at its leisure; here someone is waiting for it.
+        parameters={"since_downgrade_interval": 500, "vacuum_grace": 0},
     )
     with broker(config) as bootstrap_servers:
         spark = session("holdfast demo", master="local[2]")
         try:
             service = Service(config, spark, bootstrap_servers)
             with _running(service), Holdfast(bootstrap_servers, root=config.root, timeout=REPLY_LIMIT_S) as client:
-                Story(client, service.controller).tell()
+                Story(client, Lake(spark, client, config.root)).tell()
         finally:
             spark.stop()
 

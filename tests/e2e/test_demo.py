@@ -37,23 +37,19 @@ def test_it_tells_its_story_and_removes_its_root(tmp_path: Path) -> None:
     assert (demo.returncode, errors) == (0, "")
     lines = output.splitlines()
     assert len(lines) <= 110
-    tables = re.findall(r"^  (\w+(?: \(dropped\))?) +(\S+)  (\S+)  (.+)$", output, re.MULTILINE)
+    tables = re.findall(r"^  (\w+(?: \(dropped\))?) +(\S+)  (\S+)  \d+ +[\d,]+ +(.+)$", output, re.MULTILINE)
     for row in (
         ("orders", "12:00", "12:30", "no policy"),
-        ("orders", "12:29", "12:45", "export: policy"),
-        ("orders", "12:35", "13:30", "totals: hold of 'report'"),
-        ("export", "13:29", "14:00", "hold of 'notebook'"),
-        ("export", "13:59", "14:00", "policy"),
-        ("totals (dropped)", "13:00", "13:30", "hold of 'report'"),
-        ("orders", "13:20", "13:30", "policy"),
+        ("orders", "12:29", "12:50", "totals: policy"),
+        ("orders", "12:40", "12:50", "policy"),
+        ("orders", "12:40", "13:30", "hold of 'report'"),
+        ("orders", "13:10", "13:30", "hold of 'report'"),
+        ("orders (dropped)", "13:10", "13:30", "hold of 'report'"),
     ):
         assert row in tables
-    for words in (
-        "SINCE_VIOLATION. The earliest time left is 12:35",
-        "lease expired",
-        "COLLECTION_MISSING",
-        "'dropped'",
-    ):
+    before, after = re.findall(r"(\d+) files with [\d,]+ bytes became (\d+) with", output)[0]
+    assert int(after) < int(before)
+    for words in ("refused, READ_BEFORE_SINCE", "lease expired", "COLLECTION_MISSING", "'finalized'"):
         assert words in output
     assert roots(tmp_path) == []
     assert (tmp_path / ".holdfast" / "logs" / "demo.log").exists()
