@@ -162,7 +162,7 @@ class Story:
             raise Unexpected("A finalized shard has data files.")
         _say(
             f"The report lets go, and {files.bytes:,} bytes of orders are deleted: no file is left, and its shard is",
-            f"{state.shards[shard]['state']!r}. Its log stays, sealed, for a week: a writer that comes late finds it closed.",
+            f"{state.shards[shard]['state']!r}. Its log stays, sealed, for a week: who writes late finds it closed.",
         )
 
     def _end(self) -> None:
