@@ -19,8 +19,8 @@ from typing import Final, TypeVar
 
 from prometheus_client.core import GaugeMetricFamily
 
+from app.applied import AppliedTopics
 from app.clock import Clock, wall_ms
-from app.commands import CommandProcessor, Outcome
 from app.config import Config, texts
 from app.core.advancing import Observation
 from app.core.images import SHARD, Changes, Shard
@@ -29,7 +29,6 @@ from app.core.machine import Machine, Step
 from app.core.state import State
 from app.failpoints import reach
 from app.metrics import Metrics, Question, StateMetrics
-from app.protocol import ErrorBody
 from app.records import Record, Reply, Topic, recorded_reply, reply_to, rows_of
 from app.shards.registering import found_at
 from app.state.entries import JournalRow
@@ -135,12 +134,7 @@ class Controller:
             look=lambda location, format: found_at(location, format, self._storage),
         )
         self._touched = set(self.machine.state.shards)
-        self._commands = CommandProcessor(self.machine)
-        for row, seq, epoch in recovered.commands:
-            self._commands.restore(row.image, seq=seq, epoch=epoch)
-        self._offsets = dict(recovered.offsets)
-        last = max((seq for _, seq, _ in recovered.commands), default=0)
-        self.last_replies = [recorded_reply(row, seq, epoch) for row, seq, epoch in recovered.commands if seq == last]
+        self._topics = AppliedTopics(self.machine, recovered)
         self._writer.replace(recovered.tables_behind, upto=recovered.seq)
         self.seq = recovered.seq
         return recovered
@@ -165,48 +159,37 @@ class Controller:
 
     # Query 1.
 
+    @property
+    def last_replies(self) -> list[Reply]:
+        """Those of the last entry before the boot: they may not have been sent."""
+        return self._topics.last_replies
+
     def offsets(self, topic: Topic) -> dict[int, int]:
         """Per partition of this topic, the offset of the first record that has not been applied."""
         with self._lock:
-            prefix = f"{topic.id}/"
-            return {
-                int(key.removeprefix(prefix)): next_offset
-                for key, next_offset in self._offsets.items()
-                if key.startswith(prefix)
-            }
+            return self._topics.offsets(topic)
 
     def apply(self, topic: Topic, records: Sequence[Record]) -> list[Reply]:
         """Applies a batch in the order of partition and offset: one entry, and then these replies are to be sent."""
         with self._changing() as now:
             changes: Changes = {}
             changes.update(self._expire(now))
-            done: list[tuple[Record, Outcome]] = []
-            repeated: list[Record] = []
-            wall = wall_ms()
-            for record in sorted(records):
-                key = f"{topic.id}/{record.partition}"
-                if record.offset < self._offsets.get(key, 0):
-                    repeated.append(record)
-                    continue
-                outcome = self._commands.apply(record.value, timestamp=record.timestamp, now=now, wall=wall)
-                changes.update(outcome.changes)
-                done.append((record, outcome))
-                self._offsets[key] = record.offset + 1
-            replies = self._repeated(topic, repeated)
-            if not done and not changes:
+            batch = self._topics.apply(topic, records, now=now)
+            changes.update(batch.changes)
+            replies = self._repeated(topic, batch.repeated)
+            if not batch.done and not changes:
                 return replies
-            seq = self._write(changes, origin="commands", extra=rows_of(topic, done), now=now)
-            self._commands.written(seq, self.epoch)
-            self._count(done)
-            log.info("applied commands=%d repeated=%d seq=%d changes=%d", len(done), len(repeated), seq, len(changes))
-            return replies + [reply_to(record, outcome, topic, seq=seq, epoch=self.epoch) for record, outcome in done]
-
-    def _count(self, done: Iterable[tuple[Record, Outcome]]) -> None:
-        for _, outcome in done:
-            error = outcome.image.reply.error
-            self.metrics.command(outcome.image.type, error.code if isinstance(error, ErrorBody) else None)
-        self.metrics.lost_holds.inc(self._commands.warnings)
-        self._commands.warnings = 0
+            seq = self._write(changes, origin="commands", extra=rows_of(topic, batch.done), now=now)
+            self._topics.written(seq, self.epoch)
+            self.metrics.answered(outcome.image for _, outcome in batch.done)
+            self.metrics.lost_holds.inc(batch.warnings)
+            log.info(
+                "applied commands=%d repeated=%d seq=%d changes=%d",
+                *(len(batch.done), len(batch.repeated), seq, len(changes)),
+            )
+            return replies + [
+                reply_to(record, outcome, topic, seq=seq, epoch=self.epoch) for record, outcome in batch.done
+            ]
 
     def _repeated(self, topic: Topic, records: Sequence[Record]) -> list[Reply]:
         """The recorded replies of records that were applied before; they may not have been sent."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -15,9 +15,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from app.commands import CommandImage
 from app.core.frontier import EMPTY, ZERO
 from app.core.state import State
 from app.messages import COMMAND_TYPES
+from app.protocol import ErrorBody
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +83,11 @@ class Metrics:
             ["query", "what"],
             registry=registry,
         )
+
+    def answered(self, images: Iterable[CommandImage]) -> None:
+        for image in images:
+            error = image.reply.error
+            self.command(image.type, error.code if isinstance(error, ErrorBody) else None)
 
     def command(self, type_: str | None, error_code: str | None) -> None:
         """A name that is no command is not taken as a label: anyone could make any number of series."""
