@@ -113,9 +113,15 @@ class Controller:
         After an entry of which nobody knows whether it landed, and after a merge of the tables that failed.
         """
         with self._lock:
+            epoch = self.epoch
             booted_last = self._take_up().controller
-            if booted_last is None or booted_last.instance != self.instance:
-                raise Fenced(f"Controller {booted_last} booted after this one.")
+            if booted_last is None:
+                raise Fenced("The journal does not know this controller: another one is in its place.")
+            if booted_last.instance != self.instance:
+                raise Fenced(
+                    f"Another controller (instance {booted_last.instance}, on host {booted_last.host}, process "
+                    f"{booted_last.pid}, epoch {booted_last.epoch}) took over; this one has epoch {epoch} and must stop."
+                )
             self._writer.start()  # if a failed merge ended the last one
             self._in_doubt = False
 

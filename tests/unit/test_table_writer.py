@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from app.clock import wall_ms
 from app.config import Config, StreamsConfig
 from app.controller import Controller
 from app.records import Record, Topic
-from app.state.errors import OutcomeUnknown
+from app.state.errors import Fenced, OutcomeUnknown
 from app.state.tables import Tables
 
 TOPIC = Topic("commands", "id1")
@@ -139,3 +140,21 @@ def test_a_closed_controller_says_that_its_tables_are_behind(controller: Control
     controller.close()
     assert isinstance(controller.failure, OutcomeUnknown)
     assert controller.tables_reached < controller.seq
+
+
+def test_whoever_was_replaced_meanwhile_is_told_by_whom_and_writes_no_table(
+    controller: Controller, faulty: Faulty
+) -> None:
+    faulty.failures_to_come = 1
+    create(controller, 0)
+    with pytest.raises(OutcomeUnknown):
+        wait_for_tables(controller)
+    successor = Controller(controller._config)
+    successor.boot()
+    wait_for_tables(successor)
+    with pytest.raises(
+        Fenced, match=rf"process {os.getpid()}, epoch 2\) took over; this one has epoch 1 and must stop"
+    ):
+        controller.recover()
+    assert isinstance(controller.failure, OutcomeUnknown), "nobody writes for it any more"
+    successor.close()
