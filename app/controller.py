@@ -120,7 +120,8 @@ class Controller:
             if booted_last.instance != self.instance:
                 raise Fenced(
                     f"Another controller (instance {booted_last.instance}, on host {booted_last.host}, process "
-                    f"{booted_last.pid}, epoch {booted_last.epoch}) took over; this one has epoch {epoch} and must stop."
+                    f"{booted_last.pid}, epoch {booted_last.epoch}) took over; "
+                    f"this one has epoch {epoch} and must stop."
                 )
             self._writer.start()  # if a failed merge ended the last one
             self._in_doubt = False
