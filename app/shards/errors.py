@@ -2,7 +2,7 @@
 
 The caller's mistake: `InvalidRows`, `SchemaMismatch`, `InvalidBounds`. An ordinary mismatch, with the actual value:
 `UpperMismatch`, `Sealed`, `Conflict`. The wrong place: `ShardMissing`, `WrongTable`, `UnsafeShard`. A failure outside:
-`LockTimeout`, and `CommitUnknown`, of which nobody knows whether it happened. Being replaced is
+`LockTimeout`, `LogUnreadable`, and `CommitUnknown`, of which nobody knows whether it happened. Being replaced is
 `app.state.errors.Fenced`.
 """
 
@@ -21,6 +21,10 @@ class ShardMissing(ShardError):
 
 class WrongTable(ShardError):
     """Another Delta table is where the shard's should be. It is not touched."""
+
+
+class LogUnreadable(ShardError):
+    """The table's log cannot be read: the store does not answer, or the log is damaged, or just being purged."""
 
 
 class UnsafeShard(ShardError):

@@ -59,7 +59,7 @@ def conflict_in(error: BaseException) -> Conflict | None:
     for name in _java_classes(error):
         if name.startswith(_PACKAGE):
             kind = name.removeprefix(_PACKAGE)
-            return (TableChanged if kind in _TABLE_CHANGES else Conflict)(f"{kind}: {_first_line(error)}")
+            return (TableChanged if kind in _TABLE_CHANGES else Conflict)(f"{kind}: {first_line(error)}")
     return None
 
 
@@ -77,6 +77,7 @@ def _java_classes(error: BaseException) -> list[str]:
     return names
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What went wrong, without the stack of the JVM."""
     text = str(getattr(error, "java_exception", None) or error)
     return text.splitlines()[0][:300] if text else ""

@@ -23,13 +23,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from app.shards.commit_log import EPOCH, SINCE, UPPER
-from app.shards.errors import CommitUnknown, Conflict, ShardMissing, UnsafeShard, WrongTable
-from app.shards.gateway import JVM_ERRORS, Gateway, conflict_in, is_missing_file
+from app.shards.errors import CommitUnknown, Conflict, LogUnreadable, ShardMissing, UnsafeShard, WrongTable
+from app.shards.gateway import JVM_ERRORS, Gateway, conflict_in, first_line, is_missing_file
 from app.shards.lock import file_lock
 from app.shards.notes import Note, new_token, note_in
 from app.state.store import local_path
 
-LOCK_TIMEOUT_S: Final = 60.0
+LOCK_TIMEOUT_S: Final = 120.0
 FORGETS: Final = "delta.setTransactionRetentionDuration"
 WIDENING: Final = "delta.enableTypeWidening"
 PROPERTIES: Final = {"delta.checkpointInterval": "100"}
@@ -81,7 +81,8 @@ class ShardTable:
 
     def begin(self) -> Transaction:
         """A transaction on the newest version, which is that of the right table."""
-        transaction = self.log().startTransaction()
+        with self._reading():
+            transaction = self.log().startTransaction()
         self._check(transaction.snapshot())
         return Transaction(self, transaction)
 
@@ -160,9 +161,17 @@ class ShardTable:
             )
 
     def _newest(self) -> Any:
-        snapshot = self.log().update(False, self.gateway.none(), self.gateway.none())
+        with self._reading():
+            snapshot = self.log().update(False, self.gateway.none(), self.gateway.none())
         self._check(snapshot)
         return snapshot
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except JVM_ERRORS as error:
+            raise LogUnreadable(f"The Delta log at {self.location} cannot be read: {first_line(error)}") from error
 
     def log(self) -> Any:
         """Delta's own, which it keeps for as long as it is in use."""
@@ -285,10 +294,10 @@ class Transaction:
             landed = self._table.find(note.token, after=self.version)
         except ShardMissing:
             landed = None
-        except JVM_ERRORS:
+        except (LogUnreadable, *JVM_ERRORS):
             raise CommitUnknown(
                 f"A commit to {self._table.location} failed, and the log cannot be read to find out whether it landed: "
-                f"{error}"
+                f"{first_line(error)}"
             ) from error
         if landed is not None:
             return landed
@@ -296,7 +305,7 @@ class Transaction:
             raise conflict from error
         raise CommitUnknown(
             f"A commit to {self._table.location} failed, and is not in the log so far. Try again with the same token: "
-            f"it is applied at most once. The error: {error}"
+            f"it is applied at most once. The error: {first_line(error)}"
         ) from error
 
 

@@ -22,6 +22,7 @@ from app.shards.errors import (
     InvalidBounds,
     InvalidRows,
     LockTimeout,
+    LogUnreadable,
     SchemaMismatch,
     Sealed,
     ShardMissing,
@@ -249,6 +250,15 @@ def test_a_table_that_is_gone_or_replaced_meanwhile_is_not_written_to(spark: Spa
     assert not Path(gone.table.location).exists()
     with pytest.raises(ShardMissing):
         gone.advance_upper(0, 5)
+
+
+def test_a_log_that_is_damaged_is_said_to_be(spark: SparkSession, tmp_path: Path) -> None:
+    shard = new_shard(spark, tmp_path)
+    for upper in range(3):
+        shard.advance_upper(upper, upper + 1)
+    (Path(shard.table.location) / "_delta_log" / f"{1:020}.json").unlink()
+    with pytest.raises(LogUnreadable, match="cannot be read"):
+        Updates(spark, shard.table.location + "/", shard.table.table_id).advance_upper(3, 4)
 
 
 def test_tables_and_stores_that_could_lose_a_commit_are_refused(spark: SparkSession, tmp_path: Path) -> None:
