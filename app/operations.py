@@ -60,7 +60,6 @@ class ShardOperations:
         self._merge(job)
         cleaner = self._cleaner(job.shard)
         if job.clean_up_limit is not None:
-            reach("cleaning")
             grace_ms = job.parameters.vacuum_grace
             self._count("dead", cleaner.delete_dead_files(upto_version=job.clean_up_limit, older_than_ms=grace_ms))
         orphans_at = self._orphans_at.setdefault(job.shard.id, job.now)

@@ -158,11 +158,11 @@ class Service:
                 on_ready()
             with self._own_topics() as heartbeat_topics:
                 self._supervise(queries, Heartbeat(self.controller, heartbeat_topics))
+            queries.check()  # before the other one is stopped, which it would report as if it were the cause
         finally:
             if self._stop.is_set():
                 self.controller.stop_taking_batches()
             queries.end()
-        queries.check()
 
     @contextmanager
     def _own_topics(self) -> Iterator[Topics]:

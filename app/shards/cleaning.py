@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from app.core.frontier import EMPTY
+from app.failpoints import reach
 from app.shards.commit_log import BadLog, full_state, live_files, read_commit
 from app.shards.directory import CLOCK_PREFIX, open_directory
 from app.shards.errors import ShardError, WrongTable
@@ -82,6 +83,7 @@ class Cleaner:
         deleted = Deleted()
         for names in _batches(self.dead_files(upto_version=upto_version, older_than_ms=older_than_ms)):
             self._read_on()  # someone may have restored an old version meanwhile
+            reach("cleaning")
             deleted = deleted.plus(self._delete([name for name in names if key(name) in self._removed]))
             for name in names:
                 self._removed.pop(key(name), None)

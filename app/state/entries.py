@@ -11,6 +11,8 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from app.core.errors import Corrupt
+
 
 class JournalRow(NamedTuple):
     """The new image of one thing, as JSON; None says that it is gone."""
@@ -75,7 +77,10 @@ def to_parquet(table: pa.Table) -> bytes:
 
 
 def from_parquet(data: bytes) -> pa.Table:
-    return pq.ParquetFile(pa.BufferReader(data)).read()
+    try:
+        return pq.ParquetFile(pa.BufferReader(data)).read()
+    except (pa.ArrowException, OSError) as error:  # not the store's: all of it is in memory
+        raise Corrupt(f"A file of the journal is damaged: {error}") from error
 
 
 def entries_of(table: pa.Table, *, after: int) -> Iterator[Entry]:

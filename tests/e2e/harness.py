@@ -348,6 +348,7 @@ def _as_yaml(config: Config) -> dict[str, Any]:
             "options": dict(config.kafka.options),
         },
         "streams": {"checkpoints": config.streams.checkpoints, "heartbeat": int(config.streams.heartbeat)},
+        "parameters": dict(config.parameters),
         "give_up_after": int(config.give_up_after),
         "spark": {"spark.sql.shuffle.partitions": "1"},
     }

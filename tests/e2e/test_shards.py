@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,79 +10,21 @@ import pytest
 from deltalake import DeltaTable
 
 from app.broker import EmbeddedBroker
-from app.config import Config
 from app.writer import Writer
-from tests.e2e.harness import LIMIT_S, Row, Running, by, config_under, table, wait_until
+from tests.e2e.harness import LIMIT_S, Running, by, config_under, table, wait_until
+from tests.e2e.lake import QUICK, Lake, data_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SCHEMA = "_time BIGINT, _diff BIGINT, k STRING, v BIGINT"
 COLLECTIONS = [f"t{number}" for number in range(1, 6)]
 LAG = 10
-QUICK = {"since_downgrade_interval": 0, "vacuum_grace": 0}
-
-
-class Lake:
-    """A running controller and the writers of its collections."""
-
-    def __init__(self, running: Running, spark: SparkSession) -> None:
-        self.running = running
-        self.config: Config = running.config
-        self._spark = spark
-        self._commands = 0
-        self._writers: dict[str, Writer] = {}
-        self.written: dict[str, Counter[tuple[str, int]]] = {}
-
-    def command(self, type: str, **fields: Any) -> Row:
-        self._commands += 1
-        (reply,) = self.running.ask({"type": type, "id": f"c{self._commands}", **fields})
-        assert reply["status"] == "ok", reply
-        return reply
-
-    def create(self, *ids: str) -> None:
-        tables = [{"id": id, "data_source": {"kind": "table"}, "schema": "k STRING, v BIGINT"} for id in ids]
-        reply = self.command("create_collections", register_ts=1, collections=tables)
-        for id in ids:
-            self._writers[id] = Writer(self._spark, id, root=self.config.root, at_least=reply["seq"])
-            self.written[id] = Counter()
-
-    def write(self, id: str, upper: int, *updates: tuple[int, int, str, int]) -> None:
-        """Appends updates (time, diff, k, v), up to an upper."""
-        rows = self._spark.createDataFrame(list(updates), SCHEMA).coalesce(1)
-        self._writers[id].compare_and_append(rows, self._writers[id].upper, upper)
-        for _, diff, k, v in updates:
-            self.written[id][(k, v)] += diff
-
-    def sinces(self) -> dict[str, int]:
-        return {id: row["read_frontier"] for id, row in by("id", table(self.config, "collections")).items()}
-
-    def shards(self) -> dict[str, Row]:
-        return by("owner", table(self.config, "shards"))
-
-    def content(self, id: str) -> Counter[tuple[str, int]]:
-        """The sum of the changelog, read as anyone would."""
-        frame = self._spark.read.format("delta").load(self.shards()[id]["location"])
-        total: Counter[tuple[str, int]] = Counter()
-        for row in frame.collect():
-            total[(row.k, row.v)] += row["_diff"]
-        return +total
-
-    def merges(self, id: str) -> int:
-        history = DeltaTable(self.shards()[id]["location"]).history()
-        return sum('"what":"merge"' in commit.get("userMetadata", "") for commit in history)
-
-
-def data_files(config: Config) -> list[str]:
-    """Everything in the warehouse but the logs."""
-    root = Path(config.warehouse[0])
-    return sorted(str(file) for file in root.rglob("*.parquet") if "_delta_log" not in file.parts)
 
 
 @pytest.fixture
 def lake(spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path) -> Any:
     with Running(config_under(tmp_path, broker.bootstrap_servers), spark) as running:
-        yield Lake(running, spark)
+        yield Lake(running, running.config, spark)
 
 
 def test_five_collections_from_their_first_row_to_the_empty_warehouse(lake: Lake) -> None:
@@ -136,7 +77,9 @@ def test_five_collections_from_their_first_row_to_the_empty_warehouse(lake: Lake
     lake.command("update_parameters", parameters={"max_command_age": "1s", "tombstone_retention": "2s"})
     wait_until(lambda: all(row["purged_at"] for row in lake.shards().values()), "all are purged", 2 * LIMIT_S)
     assert list(Path(lake.config.warehouse[0]).iterdir()) == []
-    assert not [row for row in lake.running.table("meta") if row["entity"] == "tombstone"]
+    wait_until(
+        lambda: not [row for row in table(lake.config, "meta") if row["entity"] == "tombstone"], "no tombstone is left"
+    )
 
 
 def test_a_shared_shard_stays_when_the_collection_that_does_not_own_it_is_dropped(
@@ -144,21 +87,21 @@ def test_a_shared_shard_stays_when_the_collection_that_does_not_own_it_is_droppe
 ) -> None:
     config = config_under(tmp_path, broker.bootstrap_servers)
     with Running(config, spark) as running:
-        lake = Lake(running, spark)
+        lake = Lake(running, config, spark)
         lake.command("update_parameters", parameters=QUICK)
         lake.create("a")
         lake.write("a", 10, (1, 1, "x", 1))
         lake.command("alter_table_desc", existing="a", new="a2", schema="k STRING, v BIGINT, w INT", expected_version=0)
+        wait_until(lambda: "a2" in lake.shards(), "the tables have the new owner")
         location = lake.shards()["a2"]["location"]
         wait_until(lambda: "w" in DeltaTable(location).schema().to_json(), "the table has the new column", 2 * LIMIT_S)
         lake.command("drop_collections", collections=["a"])
     with Running(config, spark) as running:  # also after a restart
-        lake.running = running
+        lake.client = running
         heartbeats = running.heartbeats
         wait_until(lambda: running.heartbeats > heartbeats + 12, "a round of finalization has passed")
         assert lake.shards()["a2"]["state"] == "live"
         assert data_files(config)
         Writer(spark, "a2", root=config.root).append(spark.sql("SELECT 'y' AS k, 2L AS v, 3 AS w"))
-        lake._commands = 100
         lake.command("drop_collections", collections=["a2"])
         wait_until(lambda: not data_files(config), "now it may go", 2 * LIMIT_S)

@@ -14,6 +14,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from app.clock import wall_ms
 from app.config import Config, StreamsConfig
 from app.controller import Controller, MemoryInDoubt
+from app.core.errors import Corrupt
 from app.core.folding import fold
 from app.records import Record, Topic
 from app.state.errors import OutcomeUnknown
@@ -124,3 +125,12 @@ def test_what_cannot_be_a_shard_is_not_registered(controller: Controller, tmp_pa
     refused = create_at(controller, 2, damaged)["error"]
     assert (refused["code"], "cannot be looked at" in refused["message"]) == ("INTERNAL", True)
     assert not controller.read(lambda state: [id for id in state.collections if id.startswith("t")])
+
+
+def test_a_damaged_file_of_the_journal_is_corruption_and_not_a_failure_that_passes(
+    controller: Controller, tmp_path: Path
+) -> None:
+    file = max((tmp_path / "root" / "state" / "journal").glob("*.parquet"))
+    file.write_bytes(b"PAR1 not what was written PAR1")
+    with pytest.raises(Corrupt, match="damaged"):
+        list(controller._journal.read(0))

@@ -1,0 +1,86 @@
+"""The collections of a controller under test, written with `Writer` as a job would, and what was written to them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deltalake import DeltaTable
+
+from app.config import Config
+from app.writer import Writer
+from tests.e2e.harness import Client, Row, by, table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SCHEMA = "_time BIGINT, _diff BIGINT, k STRING, v BIGINT"
+QUICK = {"since_downgrade_interval": 0, "vacuum_grace": 0}
+
+
+class Lake:
+    """Commands go to whoever is in charge; nothing here knows who that is."""
+
+    def __init__(self, client: Client, config: Config, spark: SparkSession) -> None:
+        self.client = client
+        self.config = config
+        self._spark = spark
+        self._commands = 0
+        self._writers: dict[str, Writer] = {}
+        self.written: dict[str, Counter[tuple[str, int]]] = {}
+
+    def command(self, type: str, **fields: Any) -> Row:
+        """Its reply, which must be ok."""
+        self._commands += 1
+        (reply,) = self.client.ask({"type": type, "id": f"c{self._commands}", **fields})
+        assert reply["status"] == "ok", reply
+        return reply
+
+    def create(self, *ids: str) -> None:
+        tables = [{"id": id, "data_source": {"kind": "table"}, "schema": "k STRING, v BIGINT"} for id in ids]
+        reply = self.command("create_collections", register_ts=1, collections=tables)
+        for id in ids:
+            self._writers[id] = Writer(self._spark, id, root=self.config.root, at_least=reply["seq"])
+            self.written[id] = Counter()
+
+    def write(self, id: str, upper: int, *updates: tuple[int, int, str, int]) -> None:
+        """Appends updates (time, diff, k, v), up to an upper."""
+        rows = self._spark.createDataFrame(list(updates), SCHEMA).coalesce(1)
+        self._writers[id].compare_and_append(rows, self._writers[id].upper, upper)
+        for _, diff, k, v in updates:
+            self.written[id][(k, v)] += diff
+
+    def sinces(self) -> dict[str, int]:
+        return {id: row["read_frontier"] for id, row in by("id", table(self.config, "collections")).items()}
+
+    def shards(self) -> dict[str, Row]:
+        return by("owner", table(self.config, "shards"))
+
+    def content(self, id: str) -> Counter[tuple[str, int]]:
+        """The sum of the changelog, read as anyone would."""
+        frame = self._spark.read.format("delta").load(self.shards()[id]["location"])
+        total: Counter[tuple[str, int]] = Counter()
+        for row in frame.collect():
+            total[(row.k, row.v)] += row["_diff"]
+        return +total
+
+    def named_files(self, id: str) -> list[str]:
+        """The data files that its log names, live or not, and that are there. (Those of an aborted write are not.)"""
+        location = Path(self.shards()[id]["location"])
+        actions = [
+            json.loads(line) for log in location.glob("_delta_log/*.json") for line in log.read_text().splitlines()
+        ]
+        paths = {action["add"]["path"] for action in actions if "add" in action}
+        return sorted(path for path in paths if (location / path).exists())
+
+    def merges(self, id: str) -> int:
+        history = DeltaTable(self.shards()[id]["location"]).history()
+        return sum('"what":"merge"' in commit.get("userMetadata", "") for commit in history)
+
+
+def data_files(config: Config) -> list[str]:
+    """Everything in the warehouse but the logs."""
+    root = Path(config.warehouse[0])
+    return sorted(str(file) for file in root.rglob("*.parquet") if "_delta_log" not in file.parts)
