@@ -347,8 +347,12 @@ def _as_yaml(config: Config) -> dict[str, Any]:
             "partitions": config.kafka.partitions,
             "options": dict(config.kafka.options),
         },
-        "streams": {"checkpoints": config.streams.checkpoints, "heartbeat": int(config.streams.heartbeat)},
+        "streams": {
+            "checkpoints": config.streams.checkpoints,
+            "heartbeat": int(config.streams.heartbeat),
+            "distribute_watching_above": config.streams.distribute_watching_above,
+        },
         "parameters": dict(config.parameters),
         "give_up_after": int(config.give_up_after),
-        "spark": {"spark.sql.shuffle.partitions": "1"},
+        "spark": {"spark.sql.shuffle.partitions": "1", **config.spark},
     }

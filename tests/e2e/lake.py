@@ -28,13 +28,14 @@ class Lake:
         self.config = config
         self._spark = spark
         self._commands = 0
+        self.prefix = "c"  # of the ids of commands: two of these on one root need different ones
         self._writers: dict[str, Writer] = {}
         self.written: dict[str, Counter[tuple[str, int]]] = {}
 
     def command(self, type: str, **fields: Any) -> Row:
         """Its reply, which must be ok."""
         self._commands += 1
-        (reply,) = self.client.ask({"type": type, "id": f"c{self._commands}", **fields})
+        (reply,) = self.client.ask({"type": type, "id": f"{self.prefix}{self._commands}", **fields})
         assert reply["status"] == "ok", reply
         return reply
 
