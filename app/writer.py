@@ -22,8 +22,9 @@ from app.core.descriptions import Table
 from app.core.frontier import Frontier
 from app.core.images import Collection, Shard
 from app.core.schema import parse_schema
+from app.shards.bounds import Appended, Bounds
 from app.shards.errors import ShardMissing, UpperMismatch
-from app.shards.updates import Appended, Bounds, Updates, create
+from app.shards.updates import Updates, create
 from app.state.rows import collection_image, shard_image
 from app.state.schemas import read_rows
 from app.status import POSITION, StateMissing, TablesBehind

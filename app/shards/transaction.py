@@ -3,7 +3,7 @@
 A DataFrame's `save` does not compare: of two racing appends with app transactions both may win. A transaction fixes the
 version that it works on when it begins; what it relies on is read with `recorded`, which makes Delta refuse the commit
 if someone else changes it meanwhile. This is an inner interface of Delta's: it is kept small, its version is pinned,
-and `tests/spark/test_transaction.py` tries it against the installed one.
+and `tests/spark/test_updates.py` tries it against the installed one.
 
 Every commit carries a token in its user metadata. A commit that fails in whatever way is looked for in the log: an
 answer that was lost, and a conflict with ourselves, are told from a failure.
@@ -16,17 +16,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Final
-from urllib.parse import urlsplit
 
-import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from app.shards.commit_log import EPOCH, SINCE, UPPER
 from app.shards.errors import CommitUnknown, Conflict, LogUnreadable, ShardMissing, UnsafeShard, WrongTable
 from app.shards.gateway import JVM_ERRORS, Gateway, conflict_in, first_line, is_missing_file
 from app.shards.lock import file_lock
 from app.shards.notes import Note, new_token, note_in
+from app.shards.recorded import Recorded, known_transactions, recorded_in
+from app.shards.stores import check_store
 from app.state.store import local_path
 
 LOCK_TIMEOUT_S: Final = 120.0
@@ -34,17 +33,6 @@ FORGETS: Final = "delta.setTransactionRetentionDuration"
 WIDENING: Final = "delta.enableTypeWidening"
 PROPERTIES: Final = {"delta.checkpointInterval": "100"}
 """Of new tables. A checkpoint takes longer than many small commits, and the one who commits waits for it."""
-_S3: Final = frozenset({"s3", "s3a", "s3n"})
-
-
-class Recorded(msgspec.Struct, frozen=True):
-    """What one version of the table's log says."""
-
-    version: int
-    transactions: dict[str, int]
-
-    def __getitem__(self, app_id: str) -> int:
-        return self.transactions.get(app_id, 0)
 
 
 def put(transaction: Any, actions: Any, operation: Any) -> int:
@@ -64,17 +52,11 @@ class ShardTable:
         self.gateway = Gateway(spark)
         self._local = local_path(location)
         self._lock_timeout_s = lock_timeout_s
-        self._check_store()
+        check_store(spark, location)
 
     def recorded(self) -> Recorded:
         """The app transactions of the newest version."""
-        snapshot = self._newest()
-        found = known_transactions(snapshot)
-        if found is None:
-            every = snapshot.transactions()
-            options = {app: every.get(app) for app in (UPPER, SINCE, EPOCH)}
-            found = {app: int(option.get()) for app, option in options.items() if option.isDefined()}
-        return Recorded(snapshot.version(), found)
+        return recorded_in(self._newest())
 
     def schema(self) -> StructType:
         return _struct(self._newest().metadata())
@@ -195,17 +177,6 @@ class ShardTable:
                 f"ALTER TABLE delta.`{self.location}` UNSET TBLPROPERTIES ('{FORGETS}')."
             )
 
-    def _check_store(self) -> None:
-        scheme = urlsplit(self.location).scheme if self._local is None else "file"
-        if scheme in _S3:
-            setting = f"spark.delta.logStore.{scheme}.impl"
-            store = self.spark.conf.get(setting, None) or self.spark.sparkContext.getConf().get(setting, "")
-            if not store or "SingleDriver" in store:
-                raise UnsafeShard(
-                    f"{self.location} is on S3, where Delta's commits are only safe within one Spark driver unless a "
-                    f"multi-driver log store is configured: set {setting}, e.g. to io.delta.storage.S3DynamoDBLogStore."
-                )
-
 
 class Transaction:
     """One attempt to commit, on the version that was the newest when it began."""
@@ -307,22 +278,6 @@ class Transaction:
             f"A commit to {self._table.location} failed, and is not in the log so far. Try again with the same token: "
             f"it is applied at most once. The error: {first_line(error)}"
         ) from error
-
-
-def known_transactions(snapshot: Any) -> dict[str, int] | None:
-    """The app transactions of a snapshot, if Delta's checksum of that version has them.
-
-    Each commit of Delta's leaves a checksum. Without it, Delta reads the whole log in a Spark job for this question,
-    after each commit anew, which takes longer than the commit. Other writers leave none: then there is no other way.
-    """
-    checksum = snapshot.checksumOpt()
-    if not checksum.isDefined() or not (found := checksum.get().setTransactions()).isDefined():
-        return None
-    each, transactions = found.get().iterator(), {}
-    while each.hasNext():
-        transaction = each.next()
-        transactions[str(transaction.appId())] = int(transaction.version())
-    return transactions
 
 
 def _struct(metadata: Any) -> StructType:

@@ -17,6 +17,7 @@ from pyspark.sql import functions as sql
 from pyspark.sql.types import LongType, StructType
 
 from app.core.frontier import EMPTY, Frontier
+from app.shards.bounds import Appended, Bounds, Frontiers
 from app.shards.columns import DIFF, TIME, checked, evolved, fitted, row_error, shard_schema, widened
 from app.shards.commit_log import EPOCH, SINCE, UPPER
 from app.shards.errors import CommitUnknown, Conflict, InvalidBounds, SchemaMismatch, Sealed, UpperMismatch, WrongTable
@@ -37,44 +38,6 @@ MOST_COMMITS_BACK: Final = 1_000
 APPEND_WAIT_S: Final = 600.0
 
 Pause = Callable[[], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Frontiers:
-    """What the newest version of a shard's log says."""
-
-    version: int
-    upper: Frontier
-    since: Frontier
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """What is durable: the version that has it, and the upper from then on."""
-
-    version: int
-    upper: Frontier
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """An append is for times from the expected upper up to, not including, the new one."""
-
-    expected: Frontier
-    upper: Frontier
-
-    @staticmethod
-    def of(expected: int, upper: int) -> Bounds:
-        if not 0 <= expected < upper <= EMPTY:
-            raise InvalidBounds(
-                f"The expected upper {Frontier(expected)} must not be negative, and the new one {Frontier(upper)} must "
-                "be above it."
-            )
-        return Bounds(Frontier(expected), Frontier(upper))
-
-    def note(self, token: str) -> Note:
-        return Note(token, "append", expected=int(self.expected), upper=int(self.upper))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,47 @@
+"""Where a shard's frontiers are, and between which an append lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.core.frontier import EMPTY, Frontier
+from app.shards.errors import InvalidBounds
+from app.shards.notes import Note
+
+
+@dataclass(frozen=True, slots=True)
+class Frontiers:
+    """What the newest version of a shard's log says."""
+
+    version: int
+    upper: Frontier
+    since: Frontier
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """What is durable: the version that has it, and the upper from then on."""
+
+    version: int
+    upper: Frontier
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """An append is for times from the expected upper up to, not including, the new one."""
+
+    expected: Frontier
+    upper: Frontier
+
+    @staticmethod
+    def of(expected: int, upper: int) -> Bounds:
+        if not 0 <= expected < upper <= EMPTY:
+            raise InvalidBounds(
+                f"The expected upper {Frontier(expected)} must not be negative, and the new one {Frontier(upper)} must "
+                "be above it."
+            )
+        return Bounds(Frontier(expected), Frontier(upper))
+
+    def note(self, token: str) -> Note:
+        return Note(token, "append", expected=int(self.expected), upper=int(self.upper))
