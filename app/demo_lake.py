@@ -49,6 +49,7 @@ class Lake:
 
     def __init__(self, spark: SparkSession, client: Holdfast, root: str) -> None:
         self._spark = spark
+        self._client = client
         self._root = root
         self._reader = Reader(spark, root=root, client=client, holder="demo", timeout=LIMIT_S)
         self._writers: dict[str, Writer] = {}
@@ -103,8 +104,9 @@ class Lake:
             self._writers[id] = Writer(self._spark, id, root=self._root, timeout_s=LIMIT_S)
         return self._writers[id]
 
-    def state(self, *, at_least: int = 0) -> State:
-        return read_state(self._root, {}, at_least=at_least, timeout_s=LIMIT_S)
+    def state(self) -> State:
+        """The tables, with everything in them that was answered."""
+        return read_state(self._root, {}, at_least=self._client.seq, timeout_s=LIMIT_S)
 
     def wait(self, condition: Callable[[State], bool], what: str) -> State:
         """The state as soon as it is so."""
