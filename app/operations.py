@@ -17,7 +17,7 @@ from app.core.images import Shard
 from app.failpoints import reach
 from app.metrics import Metrics
 from app.shards.cleaning import Cleaner, Deleted
-from app.shards.errors import ShardMissing
+from app.shards.errors import Conflict, ShardMissing
 from app.shards.merging import merge_if_worthwhile
 from app.shards.updates import Updates, create
 from app.work import Job
@@ -57,7 +57,11 @@ class ShardOperations:
 
     def tend(self, job: Job) -> int | None:
         self._enter(job.shard)
-        self._merge(job)
+        try:
+            self._merge(job)
+        except Conflict as conflict:
+            log.info("a merge is put off, someone else was quicker shard=%s conflict=%s", job.shard.id, conflict)
+            return job.now + SOONEST_MS
         cleaner = self._cleaner(job.shard)
         if job.clean_up_limit is not None:
             grace_ms = job.parameters.vacuum_grace

@@ -161,6 +161,7 @@ class Service:
             queries.check()  # before the other one is stopped, which it would report as if it were the cause
         finally:
             if self._stop.is_set():
+                self.work.stop()
                 self.controller.stop_taking_batches()
             queries.end()
 

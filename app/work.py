@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 import msgspec
@@ -80,10 +80,16 @@ class Work:
         self._not_before: dict[str, int] = {}
         self._created: set[str] = set()
         self._evolved: dict[str, str] = {}  # by shard: the owner whose schema it has
+        self._to_evolve: set[str] = set()
         self._tended: dict[str, int] = {}  # by shard: the merge target when it was last tended
         self._tend_at: dict[str, int] = {}
         self._finalize_at = 0
         self._failure: BaseException | None = None
+        self._stopped = False
+
+    def stop(self) -> None:
+        """What is under way is left to itself. It may fail, because Spark ends, and that is no news."""
+        self._stopped = True
 
     def check(self) -> None:
         """Raises what ended the work, if it is more than one shard's matter; then everything can go on."""
@@ -100,8 +106,10 @@ class Work:
     def tick(self) -> None:
         """Quick: starts what is due, and waits for nothing."""
         now = self._controller.now()
-        for shard in self._controller.touched_shards():
-            self._note(shard, now)
+        if touched := self._controller.touched_shards():
+            for shard in touched:
+                self._note(shard, now)
+            self._to_evolve |= self._controller.read(lambda state: self._altered(state, touched))
         if now >= self._finalize_at:
             self._finalize_at = now + FINALIZE_EVERY_MS
             self._start_finalizations()
@@ -136,7 +144,7 @@ class Work:
         def ask(state: State) -> dict[str, list[str]]:
             return {
                 "create": [id for id in sorted(state.unseen) if id not in self._created],
-                "evolve": self._altered(state),
+                "evolve": sorted(self._to_evolve),
                 # Nobody reads a shard whose since is []: what is there is deleted as a whole, soon.
                 "tend": [id for _, id in tend if state.shards[id].since != EMPTY],
                 "purge": sorted(state.unpurged),
@@ -149,14 +157,17 @@ class Work:
             for kind, ids in due.items()
         }
 
-    def _altered(self, state: State) -> list[str]:
-        """Shards whose table may lack columns of their newest schema."""
-        found = []
-        for id in self._tended:
-            owner = state.collections.get(state.shards[id].owner)
-            if owner is not None and owner.schema_version > 0 and self._evolved.get(id) != owner.id:
-                found.append(id)
-        return found
+    def _altered(self, state: State, touched: Iterable[Shard]) -> set[str]:
+        """Those whose table may lack columns of their newest schema."""
+        return {
+            shard.id
+            for shard in touched
+            if shard.log_version is not None
+            and shard.state in ("live", "dropped")
+            and (owner := state.collections.get(shard.owner)) is not None
+            and owner.schema_version > 0
+            and self._evolved.get(shard.id) != owner.id
+        }
 
     def _others(self) -> list[str]:
         return [id for id, kind in self.busy.items() if kind != "finalize"]
@@ -175,6 +186,8 @@ class Work:
         if kind == "tend":
             self._tend_at.pop(id, None)
             self._tended[id] = self._controller.read(lambda state: _target(state.shards[id]))
+        if kind == "evolve":
+            self._to_evolve.discard(id)  # before it begins: it may be altered again meanwhile
         with self._lock:
             self._busy[id] = kind
         self._count(kind, "started")
@@ -194,8 +207,9 @@ class Work:
             if kind != "finalize":
                 self._controller.step(kind, lambda machine, now: machine.work_succeeded(now, id))
         except (Stopping, MemoryInDoubt):
-            pass  # whatever it was, it is found due again
+            self._put_off(kind, id, 0)
         except FATAL as error:
+            self._put_off(kind, id, 0)
             with self._lock:
                 self._failure = self._failure or error
         except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this shard alone and is tried again
@@ -203,6 +217,13 @@ class Work:
         finally:
             with self._lock:
                 self._busy.pop(id, None)
+
+    def _put_off(self, kind: str, id: str, until: int) -> None:
+        """It is still to be done. What the state says anyway (create, finalize, purge) is found due by itself."""
+        if kind == "tend":
+            self._tend_by(id, until)
+        if kind == "evolve":
+            self._to_evolve.add(id)
 
     def _job(self, id: str) -> Job:
         def ask(state: State) -> Job:
@@ -242,6 +263,8 @@ class Work:
                 log.info("purged shard=%s location=%s", id, job.shard.location)
 
     def _failed(self, kind: str, id: str, error: Exception) -> None:
+        if self._stopped:
+            return
         sentence = f"{kind}: {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
         log.warning("work failed, it is tried again shard=%s error=%s", id, sentence)
         self._count(kind, "failed")
@@ -252,8 +275,7 @@ class Work:
             number = self._failures[id] = self._failures.get(id, 0) + 1
             pause = min(FIRST_RETRY_MS << min(number - 1, 20), LONGEST_RETRY_MS)
             self._not_before[id] = self._controller.now() + pause
-            if kind == "tend":
-                self._tend_by(id, self._not_before[id])
+            self._put_off(kind, id, self._not_before[id])
             self._controller.step("failed", lambda machine, now: machine.work_failed(now, id, sentence))
         except (Stopping, MemoryInDoubt):
             pass
