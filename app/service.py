@@ -107,9 +107,21 @@ class Service:
             log.critical("halted, the state breaks a rule; nothing more is touched: %s", error)
             return EXIT_BROKEN
         if self._left_s() <= 0:
+            if self._booted and (successor := self._successor()) is not None:
+                return self._exit_code(successor)  # we may have slept through all of it
             gone_s = time.monotonic() - self._last_progress
             log.error("gave up, nothing worked for %.0f s: %s", gone_s, _sentence(error))
             return EXIT_GAVE_UP
+        return None
+
+    def _successor(self) -> Fenced | None:
+        """Who has replaced us, as far as the journal can be read."""
+        try:
+            self.controller.look()
+        except Fenced as fenced:
+            return fenced
+        except Exception as error:  # noqa: BLE001 - then nobody knows, and we give up for what we know
+            log.warning("the journal cannot be looked at: %s", _sentence(error))
         return None
 
     def _left_s(self) -> float:

@@ -48,6 +48,7 @@ class CommandStream:
         self._replies = replies
         self._bootstrap_servers = bootstrap_servers
         self._limit_s = limit_s  # how long Spark waits for an answer of Kafka; it cannot be stopped while it does
+        self._checkpoint: str | None = None
         self.failure: BaseException | None = None
         self.batches = 0
 
@@ -85,7 +86,7 @@ class CommandStream:
 
     def remove_checkpoint(self) -> None:
         """Nobody will need it again. On an object store it stays, for a rule of the bucket to remove."""
-        if self._checkpoint.startswith("/"):
+        if self._checkpoint is not None and self._checkpoint.startswith("/"):
             shutil.rmtree(self._checkpoint, ignore_errors=True)
 
     def _batch(self, frame: DataFrame, _: int) -> None:
