@@ -19,7 +19,7 @@ Needs Python 3.10 or newer. The first run sets up .venv and fetches the jars; Ja
   --config FILE   the configuration (conf/local.yaml)
   --read-only     follow the journal; run no query, write nothing
   --once          apply what is on the command topic now, then stop
-  demo            show the life of a collection, in about a minute
+  demo            show the life of a collection, in under two minutes
   --help          this text
 
 Examples:

@@ -64,15 +64,9 @@ class MemoryInDoubt(Exception):
 class Controller:
     """One lock around the core and the journal. Its methods may be called from any thread."""
 
-    def __init__(
-        self,
-        config: Config,
-        *,
-        metrics: Metrics | None = None,
-        resolve: Callable[[str], str] = os.path.realpath,
-    ) -> None:
+    def __init__(self, config: Config, *, resolve: Callable[[str], str] = os.path.realpath) -> None:
         self.instance = uuid.uuid4().hex
-        self.metrics = metrics or Metrics()
+        self.metrics = Metrics()
         self._config = config
         self._storage = texts(config.storage_options)
         self._warehouse = Warehouse(

@@ -86,6 +86,7 @@ class Service:
                 if self._stop.is_set():  # stopping interrupts what the query waits for, and that is no failure
                     break
                 if (code := self._exit_code(error)) is not None:
+                    self.work.stop()
                     return code
                 pause_s = _SHORTEST_PAUSE_S if self._last_progress > progress else min(2 * pause_s, _LONGEST_PAUSE_S)
                 wait_s = min(pause_s, self._left_s())
