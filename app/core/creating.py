@@ -41,6 +41,8 @@ class Found(msgspec.Struct, frozen=True):
     upper: Frontier
     log_version: int
     table_id: str
+    epoch: int = 0
+    """Of the last controller that moved its since; 0: none ever did."""
 
 
 Look = Callable[[str, str], Found | None]
@@ -54,8 +56,9 @@ def nothing_there(_location: str, _format: str) -> None:
 class Registrar:
     """Makes the collections of one command."""
 
-    def __init__(self, draft: Draft, warehouse: Warehouse, look: Look, namespace: str) -> None:
+    def __init__(self, draft: Draft, warehouse: Warehouse, look: Look, namespace: str, epoch: int) -> None:
         self._draft = draft
+        self._epoch = epoch
         self._namespace = namespace
         self._warehouse = warehouse
         self._look = look
@@ -211,8 +214,7 @@ class Registrar:
         id, location = self._free_name(owner, location)
         shard = Shard(id=id, location=location, format=format, owner=owner, table_id=table_id_of(id))
         if found is not None:
-            if found.since == EMPTY:
-                raise invalid(f"The table at {location!r} was given up: its since is []. It cannot be taken up again.")
+            self._check_found(location, found)
             shard = msgspec.structs.replace(
                 shard,
                 since=found.since,
@@ -224,6 +226,16 @@ class Registrar:
         self._new_locations.add(location, id)
         self._draft.put_shard(shard)
         return shard
+
+    def _check_found(self, location: str, found: Found) -> None:
+        if found.since == EMPTY:
+            raise invalid(f"The table at {location!r} was given up: its since is []. It cannot be taken up again.")
+        if found.epoch > self._epoch:
+            raise invalid(
+                f"The table at {location!r} is managed by another controller: the epoch in its log is {found.epoch}, "
+                f"ours is {self._epoch}, and only the greatest may work on it. Drop it there first. If that "
+                "installation is gone, restart this controller until its epoch is above; each start adds one."
+            )
 
     def _free_name(self, owner: str, location: str | None) -> tuple[str, str]:
         """An id that no shard ever had and, unless the location is given, a directory that was never used."""

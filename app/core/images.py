@@ -73,6 +73,10 @@ class Shard(msgspec.Struct, frozen=True, gc=False):
     dropped_at: int | None = None
     finalized_at: int | None = None
     purged_at: int | None = None  # when nothing of it was left on disk
+    merged_at: int | None = None  # the last merge: when, to which time, and the bytes that it read and wrote
+    merged_to: int | None = None
+    merged_bytes_before: int | None = None
+    merged_bytes_after: int | None = None
     attempts: int = 0
     last_error: str | None = None
 

@@ -22,7 +22,7 @@ from app.core.frontier import Frontier
 from app.core.images import HORIZON_KEY, PARAMETER, Changes, Hold, Horizon, Image, Key, Parameter
 from app.core.locations import Warehouse
 from app.core.policy import SettablePolicy
-from app.core.shard_work import Downgrade, Pace
+from app.core.shard_work import Downgrade, Merge, Pace
 
 R = TypeVar("R")
 
@@ -75,7 +75,7 @@ class Machine:
         register_ts: int | None,
     ) -> Step[None]:
         def create(draft: Draft) -> None:
-            Registrar(draft, self._warehouse, self._look, self._namespace).create(descriptions, register_ts)
+            Registrar(draft, self._warehouse, self._look, self._namespace, self.epoch).create(descriptions, register_ts)
 
         return self._step(now, create)
 
@@ -203,9 +203,21 @@ class Machine:
         self.pace.retry_at.pop(shard, None)
         return self._step(now, lambda draft: shard_work.purged(draft, shard))
 
+    def merged(self, now: int, shard: str, merge: Merge) -> Step[None]:
+        return self._step(now, lambda draft: shard_work.note_merge(draft, shard, merge))
+
     def work_failed(self, now: int, shard: str, error: str) -> Step[None]:
         """Something on a shard did not work, and is tried again; or it is not where it was."""
         return self._step(now, lambda draft: shard_work.note_error(draft, shard, error))
+
+    def note_errors(self, now: int, errors: Mapping[str, str | None]) -> Step[None]:
+        """What is wrong with shards, or (None) no longer is."""
+
+        def note(draft: Draft) -> None:
+            for shard, error in errors.items():
+                shard_work.note_error(draft, shard, error)
+
+        return self._step(now, note)
 
     def work_succeeded(self, now: int, shard: str) -> Step[None]:
         return self._step(now, lambda draft: shard_work.note_error(draft, shard, None))

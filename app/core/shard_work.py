@@ -29,6 +29,14 @@ class Downgrade(msgspec.Struct, frozen=True):
     since: Frontier
 
 
+class Merge(msgspec.Struct, frozen=True):
+    """A merge that was made: its rows have the time `to` now."""
+
+    to: int
+    bytes_before: int
+    bytes_after: int
+
+
 class Pace:
     """When each shard may be worked on again. Forgotten at a restart, on purpose."""
 
@@ -119,6 +127,20 @@ def purged(draft: Draft, id: str) -> None:
     if shard.state != "finalized" or draft.state.tombstones_of.get(id):
         raise BrokenInvariant(f"Shard {id!r} was purged, but it is {shard.state!r}, or a tombstone needs it.")
     draft.put_shard(msgspec.structs.replace(shard, purged_at=draft.now, last_error=None))
+
+
+def note_merge(draft: Draft, id: str, merge: Merge) -> None:
+    """What a merge has done, for those who look at the shard's row. Nothing is decided by it."""
+    shard = draft.shard(id)
+    draft.put_shard(
+        msgspec.structs.replace(
+            shard,
+            merged_at=draft.now,
+            merged_to=merge.to,
+            merged_bytes_before=merge.bytes_before,
+            merged_bytes_after=merge.bytes_after,
+        )
+    )
 
 
 def note_error(draft: Draft, id: str, error: str | None) -> None:

@@ -14,7 +14,8 @@ from tests.property.oracle_state import Row, plain_description, plain_policy
 
 DUMP = b'{"type":"dump"}'
 KEYS = {"collections": "id", "holds": "hold", "shards": "shard"}
-UNPREDICTED = ("created_seq", "updated_seq", "last_error", "table_id", "purged_at")
+UNPREDICTED = ("created_seq", "updated_seq", "last_error", "table_id", "purged_at", "merged_at", "merged_to")
+UNPREDICTED += ("merged_bytes_before", "merged_bytes_after")
 FACTS = ("earliest", "actual", "reason")
 
 

@@ -52,6 +52,19 @@ def test_a_closed_table_can_be_registered_but_not_one_that_was_given_up() -> Non
     fold(one.state.images().items())
 
 
+def test_a_table_that_a_controller_with_a_greater_epoch_manages_is_not_taken_from_it() -> None:
+    there = {
+        f"/warehouse/{epoch}": Found(
+            since=Frontier(7), upper=Frontier(9), log_version=3, table_id=f"t-{epoch}", epoch=epoch
+        )
+        for epoch in (3, 4)
+    }
+    one = machine(look=lambda location, _: there.get(location), epoch=3)
+    with pytest.raises(Refused, match="managed by another controller: the epoch in its log is 4, ours is 3"):
+        one.create_collections(0, [table("a", "/warehouse/4")], register_ts=5)
+    one.create_collections(0, [table("a", "/warehouse/3")], register_ts=5)
+
+
 def test_new_shards_of_two_states_over_one_warehouse_have_different_names() -> None:
     names = set()
     for namespace in ("-aa", "-bb"):
