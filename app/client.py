@@ -14,28 +14,19 @@ from any thread. Nothing is sent or opened before the first command.
 
 from __future__ import annotations
 
-import json
-import threading
-import time
-import uuid
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import TimeoutError as NotYet
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
+from app.client_connection import Connection
 from app.client_errors import *  # noqa: F403 - the exceptions are one table, there, and users import them from here
-from app.client_errors import HoldfastError, HoldLost, NotAnswering, refusal
+from app.client_errors import HoldfastError, HoldLost
 from app.client_holds import Holds, ReadHold, holds_of
-from app.client_wire import Pending, Reply, Topics, Wire
-from app.clock import wall_ms
 from app.core.duration import parse_duration
 from app.status import State, read_state
 
 Lease = int | str | timedelta
 """Milliseconds, or like `15m`, or a timedelta."""
-
-FIRST_RESEND_S: Final = 10.0
 
 
 class Reconciled(NamedTuple):
@@ -45,33 +36,8 @@ class Reconciled(NamedTuple):
     missing: list[str]
 
 
-class Holdfast:
+class Holdfast(Connection):
     """A client of one controller. `options` are Kafka's (SASL, TLS) under Kafka's names; `root` is for `state()`."""
-
-    def __init__(
-        self,
-        bootstrap_servers: str | Sequence[str] = "127.0.0.1:9092",
-        *,
-        commands_topic: str = "holdfast.commands",
-        replies_topic: str = "holdfast.replies",
-        options: Mapping[str, Any] | None = None,
-        root: str | None = None,
-        storage_options: Mapping[str, str] | None = None,
-        timeout: float = 30.0,
-    ) -> None:
-        self.bootstrap_servers = (
-            bootstrap_servers if isinstance(bootstrap_servers, str) else ",".join(bootstrap_servers)
-        )
-        self.root = root
-        self.timeout = timeout
-        self.seq = 0  # the greatest that a reply had: what `state()` waits for
-        self._topics = Topics(commands_topic, replies_topic)
-        self._options = dict(options or {})
-        self._storage_options = dict(storage_options or {})
-        self._name = f"holdfast-client-{uuid.uuid4().hex[:12]}"
-        self._wire: Wire | None = None
-        self._closed = False
-        self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         """Without the options: they may hold a password."""
@@ -82,103 +48,6 @@ class Holdfast:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            wire, self._wire = self._wire, None
-        if wire is not None:
-            wire.close()
-
-    # Commands as such.
-
-    def send(self, command: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
-        """Sends a command and returns its result; raises the exception of its code if it was refused.
-
-        Without an `id` it gets one, and the time of sending. With an `id` of your own it is sent as it is, so that the
-        same command can be sent again, from another process too, and is applied once.
-        """
-        reply = self.ask(command, timeout=timeout)
-        if reply.get("status") != "ok":
-            raise refusal(reply.get("error", {}))
-        result: dict[str, Any] = reply.get("result", {})
-        return result
-
-    def ask(self, command: Mapping[str, Any], *, timeout: float | None = None) -> Reply:
-        """Sends a command and returns its reply as it is on Kafka, be it ok or an error."""
-        message = dict(command)
-        if message.get("id") is None:
-            # With the time of sending in its bytes, a copy that comes late cannot be applied again: it is stale.
-            message |= {"id": self.new_command_id(), "issued_at": wall_ms()}
-        return self._wait(message["id"], json.dumps(message).encode(), self.timeout if timeout is None else timeout)
-
-    def post(self, command: Mapping[str, Any]) -> None:
-        """Sends a command and waits for nothing."""
-        message = {**command, "id": self.new_command_id(), "issued_at": wall_ms()}
-        self._connected().submit(None, json.dumps(message).encode())
-
-    @staticmethod
-    def new_command_id() -> str:
-        return uuid.uuid4().hex
-
-    def submit(self, command_id: str | None, raw: bytes) -> Pending:
-        """Sends any bytes and does not wait. The reply comes to `.reply`, a future, if they have that id."""
-        return self._connected().submit(command_id, raw)
-
-    def _wait(self, command_id: str, raw: bytes, timeout: float) -> Reply:
-        wire = self._connected()
-        pending = wire.submit(command_id, raw)
-        begun = time.monotonic()
-        deadline, pause = begun + timeout, FIRST_RESEND_S
-        again_at = begun + pause
-        try:
-            while True:
-                now = time.monotonic()
-                try:
-                    reply = pending.reply.result(max(0.0, min(deadline, again_at) - now))
-                except NotYet:
-                    if time.monotonic() >= deadline:
-                        raise self._not_answering(command_id, pending, timeout) from None
-                    wire.post(raw, pending)
-                    pause *= 2
-                    again_at = time.monotonic() + pause
-                else:
-                    self._saw(reply)
-                    return reply
-        finally:
-            wire.forget(command_id, pending)
-
-    def _connected(self) -> Wire:
-        with self._lock:
-            if self._closed:
-                raise HoldfastError("This client was closed.")
-            if self._wire is None:
-                wire = Wire(
-                    self.bootstrap_servers, self._topics, self._options, name=self._name, timeout_s=self.timeout
-                )
-                # A client that is forgotten without `close` must not leave its thread and its connections behind.
-                weakref.finalize(self, wire.close)
-                self._wire = wire
-            return self._wire
-
-    def _not_answering(self, command_id: str, pending: Pending, timeout: float) -> NotAnswering:
-        sent = pending.position is not None
-        if sent:
-            text = (
-                f"No controller answered within {timeout:g} s; is one running, with the broker "
-                f"{self.bootstrap_servers}? The command {command_id!r} waits on {self._topics.commands!r} "
-                "and may still be applied."
-            )
-        else:
-            why = f" ({pending.problem})" if pending.problem is not None else ""
-            text = (
-                f"Kafka at {self.bootstrap_servers} did not take the command within {timeout:g} s{why}; it may still."
-            )
-        return NotAnswering(text, {"id": command_id, "sent": sent})
-
-    def _saw(self, reply: Reply) -> None:
-        with self._lock:
-            self.seq = max(self.seq, reply.get("seq") or 0)
 
     # One method per command; docs/commands.md explains them. `id`: your own id of the command, see `send`.
 

@@ -1,4 +1,4 @@
-"""What can go wrong for a client: one exception per error code, made from one table, and two of the client's own."""
+"""What can go wrong for a client: one exception per error code, made from one table, and three of the client's own."""
 
 from __future__ import annotations
 
@@ -101,6 +101,15 @@ class NotAnswering(HoldfastError):
     @property
     def command_id(self) -> str | None:
         return self.details.get("id")
+
+
+class ReplyTooLong(HoldfastError):
+    """The command was applied, but its result does not fit into a Kafka record: it is in the table `commands`.
+
+    A client that knows the `root` reads it there by itself.
+    """
+
+    code = "REPLY_TOO_LONG"
 
 
 class HoldLost(HoldfastError):

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from app.client_errors import HoldfastError, HoldLost, HoldMissing, NotAnswering
+from app.client_errors import ERRORS, HoldfastError, HoldLost, HoldMissing, NotAnswering
+from app.client_wire import may_wait
 from app.clock import steady_ms, wall_ms
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RENEWALS_PER_LEASE: Final = 3
+HOLDS_PER_COMMAND: Final = 1_000
+"""So many, with ids as long as they may be, fit into one message, and what is said of them into one reply."""
 _PAUSE_AFTER_FAILURE_MS: Final = 1_000
 
 
@@ -37,8 +40,18 @@ def holds_of(result: Mapping[str, Any]) -> list[ReadHold]:
     return [ReadHold(each["hold"], each["collection"], each["since"]) for each in result["holds"]]
 
 
+def lost(error: HoldfastError) -> HoldLost:
+    """What it means for the holder that there is no such hold."""
+    return HoldLost(f"{error.message} What it protected may be gone.", error.details)
+
+
+def never_sent(error: BaseException) -> bool:
+    """There was nobody to send the command to."""
+    return isinstance(error, NotAnswering) and error.command_id is None
+
+
 class Holds(Mapping[str, ReadHold]):
-    """The holds of one `with` block, by collection.
+    """The holds of one `with` block, by collection. They are made by one command: all, or none.
 
     `lost` is true once a hold is known to be gone, and while the lease may have passed because nobody answered our
     renewals. In the second case renewing goes on, and if it succeeds the holds were there all along.
@@ -62,7 +75,7 @@ class Holds(Mapping[str, ReadHold]):
         self._holds: dict[str, ReadHold] = {}
         self._lasts_until: int | None = None  # on our own steady clock
         self._gone: HoldLost | None = None
-        self._last_problem: HoldfastError | None = None
+        self._last_problem: Exception | None = None
         self._lock = threading.Lock()
         self._ended = threading.Event()
 
@@ -85,26 +98,29 @@ class Holds(Mapping[str, ReadHold]):
         command_id = self._client.new_command_id()
         sent_at = steady_ms()
         try:
-            result = self._client.send({**self._beginning(), "id": command_id, "issued_at": wall_ms()})
-        except NotAnswering as error:
-            if error.command_id is not None:  # it is under way, or was; else there was nobody to send it to
+            self._take(self._begin(command_id)["holds"])
+            self._keep(sent_at)
+        except BaseException as error:
+            if not self._made_nothing(error):
                 self._give_up(command_id)
             raise
-        except (KeyboardInterrupt, SystemExit):
-            self._give_up(command_id)
-            raise
-        self._take(result["holds"])
-        self._keep(sent_at)
         return self
 
-    def _beginning(self) -> dict[str, Any]:
-        """The command that makes the holds."""
-        return {
+    def _begin(self, command_id: str) -> dict[str, Any]:
+        """Makes the holds; the result of the command that does it."""
+        command = {
             "type": "acquire_read_holds",
+            "id": command_id,
+            "issued_at": wall_ms(),
             "collections": self._collections,
             "lease": self._lease_ms,
             **self._command,
         }
+        return self._client.send(command)
+
+    def _made_nothing(self, error: BaseException) -> bool:
+        """Whether it is certain that there are no holds."""
+        return never_sent(error) or isinstance(error, tuple(ERRORS.values()))
 
     def _expected_ids(self, command_id: str) -> list[str]:
         """The ids that they get."""
@@ -120,10 +136,15 @@ class Holds(Mapping[str, ReadHold]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended.set()
+        releases = _commands("release_read_holds", self.ids)
         try:
-            self._client.release_read_holds(self.ids)
+            if may_wait():
+                self._client.send_all(releases)
+            else:
+                for release in releases:
+                    self._client.post_later(release)
         except HoldfastError as failure:
-            log.warning("holds could not be released holds=%s error=%s", self.ids, failure)
+            log.warning("holds could not be released holds=%s error=%s", _some(self.ids), failure)
             if self._lease_ms is None and kind is None:  # nothing else will ever release them
                 raise
 
@@ -131,17 +152,23 @@ class Holds(Mapping[str, ReadHold]):
         """Holds may have been made of which we heard nothing: their ids are known, so nobody need wait for a lease."""
         ids = self._expected_ids(command_id)
         try:
-            self._client.post({"type": "release_read_holds", "holds": ids})
+            for release in _commands("release_read_holds", ids):
+                self._client.post(release)
         except HoldfastError as error:
-            log.warning("holds could not be released holds=%s error=%s", ids, error)
+            log.warning("holds could not be released holds=%s error=%s", _some(ids), error)
 
     # Inside the block.
 
     def downgrade(self, to: int | Mapping[str, int]) -> None:
-        """Moves the holds forward: all to one time, or some, by collection. What is before is no longer needed."""
+        """Moves the holds forward: all to one time, or some, by collection. What is before is no longer needed.
+
+        More than `HOLDS_PER_COMMAND` in several commands: if one is refused, those before it have moved theirs.
+        """
         wanted = to if isinstance(to, Mapping) else dict.fromkeys(self._holds, to)
-        moved = self._client.downgrade_read_holds({self[collection].id: time for collection, time in wanted.items()})
-        self._take([hold._asdict() | {"hold": hold.id} for hold in moved])
+        moves = {self[collection].id: time for collection, time in wanted.items()}
+        for part in _parts(list(moves)):
+            moved = self._client.downgrade_read_holds({id: moves[id] for id in part})
+            self._take([hold._asdict() | {"hold": hold.id} for hold in moved])
 
     @property
     def lost(self) -> bool:
@@ -161,7 +188,7 @@ class Holds(Mapping[str, ReadHold]):
             if self._lasts_until is None or steady_ms() < self._lasts_until:
                 return None
             why = f" The last answer was: {self._last_problem}" if self._last_problem is not None else ""
-            text = f"The lease of {', '.join(self.ids)} may have passed: it could not be renewed in time.{why}"
+            text = f"The lease of {_some(self.ids)} may have passed: it could not be renewed in time.{why}"
             return HoldLost(text, {"holds": self.ids})
 
     def _take(self, holds: list[dict[str, Any]]) -> None:
@@ -178,15 +205,20 @@ class Holds(Mapping[str, ReadHold]):
             sent_at = steady_ms()
             try:
                 # Half of the interval at most: a reply that was lost must not use up the time for another try.
-                self._client.renew_read_holds(self.ids, timeout=max(1.0, lease_ms / RENEWALS_PER_LEASE / 2 / 1000))
+                limit_s = max(1.0, lease_ms / RENEWALS_PER_LEASE / 2 / 1000)
+                self._client.send_all(_commands("renew_read_holds", self.ids), timeout=limit_s)
             except HoldMissing as error:
                 if not self._ended.is_set():
                     self._mark_gone(error)
                 return
-            except HoldfastError as error:
+            except Exception as error:
                 with self._lock:
                     self._last_problem = error
-                log.warning("holds could not be renewed, trying again holds=%s error=%s", self.ids, error)
+                # Whatever it is: if this thread ended, the holds would be lost, and nobody would hear of it.
+                log.warning(
+                    "holds could not be renewed, trying again holds=%s error=%s", _some(self.ids), error,
+                    exc_info=not isinstance(error, HoldfastError),
+                )  # fmt: skip
                 wait_ms = min(_PAUSE_AFTER_FAILURE_MS, lease_ms / RENEWALS_PER_LEASE)
             else:
                 with self._lock:
@@ -196,7 +228,7 @@ class Holds(Mapping[str, ReadHold]):
 
     def _mark_gone(self, error: HoldfastError) -> None:
         with self._lock:
-            self._gone = HoldLost(f"{error.message} What it protected may be gone.", error.details)
+            self._gone = lost(error)
         self._tell()
 
     def _tell(self) -> None:
@@ -205,9 +237,23 @@ class Holds(Mapping[str, ReadHold]):
         if loss is None or self._told or self._ended.is_set():
             return
         self._told = True
-        log.warning("holds lost holds=%s reason=%s", self.ids, loss.message)
+        log.warning("holds lost holds=%s reason=%s", _some(self.ids), loss.message)
         if self._on_lost is not None:
             try:
                 self._on_lost(loss)
             except Exception:  # theirs; renewing must go on
                 log.exception("the callback for lost holds failed")
+
+
+def _parts(ids: Sequence[str]) -> list[Sequence[str]]:
+    return [ids[start : start + HOLDS_PER_COMMAND] for start in range(0, len(ids), HOLDS_PER_COMMAND)]
+
+
+def _commands(type: str, ids: Sequence[str]) -> list[dict[str, Any]]:
+    return [{"type": type, "holds": part} for part in _parts(ids)]
+
+
+def _some(ids: Sequence[str]) -> str:
+    """For a text that people read: there may be thousands."""
+    more = f" and {len(ids) - 3:,} more" if len(ids) > 3 else ""
+    return f"{', '.join(ids[:3])}{more}"

@@ -11,8 +11,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
@@ -30,6 +32,30 @@ _POLL_MS: Final = 200
 _LOOK_FOR_PARTITIONS_S: Final = 30.0
 _MAX_REQUEST_BYTES: Final = 4 * 1024 * 1024  # the controller answers what is too large; a producer's default would not
 _UNSENDABLE: Final = (MessageSizeTooLargeError, TopicAuthorizationFailedError)
+
+
+class _Here(threading.local):
+    """What is so in this thread."""
+
+    may_wait = True
+
+
+_here: Final = _Here()
+
+
+def may_wait() -> bool:
+    """Whether an answer may be awaited here."""
+    return _here.may_wait
+
+
+@contextmanager
+def not_waiting() -> Iterator[None]:
+    """For what the garbage collector ends: it runs in any thread, in the middle of anything, under any lock."""
+    before, _here.may_wait = _here.may_wait, False
+    try:
+        yield
+    finally:
+        _here.may_wait = before
 
 
 class Topics(NamedTuple):
@@ -64,7 +90,9 @@ class Wire:
         self._topics = topics
         self._name = name
         self._waiting: dict[bytes, deque[Pending]] = {}
-        self._lock = threading.Lock()
+        self._later: SimpleQueue[bytes] = SimpleQueue()
+        # Reentrant, as in `Holdfast`: the garbage collector may end a read, which then sends something, at any moment.
+        self._lock = threading.RLock()
         self._stopped = threading.Event()
         connect_s = max(1.0, min(CONNECT_S, timeout_s))
         self._common = {
@@ -117,6 +145,10 @@ class Wire:
         future.add_callback(lambda written: _written(pending, Position(written.partition, written.offset)))
         future.add_errback(lambda error: _failed(pending, error))
 
+    def post_later(self, raw: bytes) -> None:
+        """Has the bytes sent, within moments. It takes no lock and waits for nothing, wherever it is called."""
+        self._later.put(raw)
+
     def forget(self, command_id: str, pending: Pending) -> None:
         """Nobody waits for it any more."""
         key = command_id.encode()
@@ -132,6 +164,7 @@ class Wire:
         if self._stopped.is_set():
             return
         self._stopped.set()
+        self._send_later()
         self._producer.close(timeout=2)
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=2)
@@ -182,9 +215,16 @@ class Wire:
         return [TopicPartition(self._topics.replies, number) for number in sorted(numbers)]
 
     def _run(self) -> None:
-        while not self._stopped.is_set():
-            self._read_some()
-        self._consumer.close()
+        with not_waiting():  # for an answer that only this thread would read
+            while not self._stopped.is_set():
+                self._read_some()
+                self._send_later()
+            self._consumer.close()
+
+    def _send_later(self) -> None:
+        with suppress(Empty):
+            while True:
+                self.post(self._later.get_nowait(), Pending())
 
     def _read_some(self) -> None:
         try:
@@ -215,12 +255,14 @@ class Wire:
             pending = queue.popleft()
             if not queue:
                 del self._waiting[key]
-        try:
-            reply = json.loads(value)
-        except ValueError:
-            pending.reply.set_exception(HoldfastError("The reply is not JSON; something else writes to the topic."))
-            return
-        pending.reply.set_result(reply)
+        # It may be settled already, by a failure to send: that must not end the thread.
+        with suppress(InvalidStateError):
+            try:
+                reply = json.loads(value)
+            except ValueError:
+                pending.reply.set_exception(HoldfastError("The reply is not JSON; something else writes to the topic."))
+                return
+            pending.reply.set_result(reply)
 
 
 def _written(pending: Pending, position: Position) -> None:
@@ -231,8 +273,9 @@ def _written(pending: Pending, position: Position) -> None:
 def _failed(pending: Pending, error: BaseException) -> None:
     pending.problem = error
     pending.taken.set()
-    if isinstance(error, _UNSENDABLE) and not pending.reply.done():
-        pending.reply.set_exception(HoldfastError(f"Kafka does not take the command: {error}"))
+    if isinstance(error, _UNSENDABLE):
+        with suppress(InvalidStateError):  # an answer came first, to an earlier attempt
+            pending.reply.set_exception(HoldfastError(f"Kafka does not take the command: {error}"))
 
 
 def _unusable(servers: str, error: KafkaError) -> str:

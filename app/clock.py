@@ -20,9 +20,13 @@ def steady_ms() -> int:
 
 
 class Clock:
-    def __init__(self, *, not_below: int = 0) -> None:
-        self._start = max(wall_ms(), not_below)
+    def __init__(self) -> None:
+        self._start = wall_ms()
         self._steady_start = steady_ms()
+
+    def never_below(self, moment: int) -> None:
+        """What someone else's clock has shown may be ahead of ours."""
+        self._start += max(0, moment - self.now())
 
     def now(self) -> int:
         return self._start + steady_ms() - self._steady_start

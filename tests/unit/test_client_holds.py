@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
 from app.client import HoldLost, NotAnswering
-from app.client_errors import HoldMissing
-from app.client_holds import Holds, ReadHold
+from app.client_errors import CollectionMissing, HoldfastError, HoldMissing
+from app.client_holds import HOLDS_PER_COMMAND, Holds, ReadHold
+from app.client_wire import not_waiting
+from app.core.frontier import MAX_TIME_GIVEN
+from app.core.holding import MAX_HOLD_ID
+from app.protocol import MAX_MESSAGE_BYTES
+from app.records import MAX_REPLY_BYTES
 
 LEASE_MS = 300
 
@@ -31,20 +37,30 @@ class FakeClient:
         holds = [{"hold": f"{command['id']}/{id}", "collection": id, "since": 5} for id in command["collections"]]
         return {"holds": holds}
 
-    def renew_read_holds(self, holds: list[str], *, timeout: float) -> None:
+    def send_all(self, commands: Iterable[dict[str, Any]], *, timeout: float = 30) -> None:
         assert timeout >= 1
-        self.sent.append(f"renew {','.join(holds)}")
-        self.renewed.set()
-        self._on_renew()
-
-    def release_read_holds(self, holds: list[str]) -> None:
-        self.sent.append(f"release {','.join(holds)}")
+        for command in commands:
+            assert len(command["holds"]) <= HOLDS_PER_COMMAND
+            name = command["type"].removesuffix("_read_holds")
+            self.sent.append(f"{name} {','.join(command['holds'])}")
+            if name == "renew":
+                self.renewed.set()
+                self._on_renew()
 
     def downgrade_read_holds(self, moves: dict[str, int]) -> list[ReadHold]:
+        assert len(moves) <= HOLDS_PER_COMMAND
         return [ReadHold(id, id.partition("/")[2], to) for id, to in moves.items()]
 
     def post(self, command: dict[str, Any]) -> None:
+        assert len(command["holds"]) <= HOLDS_PER_COMMAND
         self.sent.append(f"post {command['type']} {','.join(command['holds'])}")
+
+    def post_later(self, command: dict[str, Any]) -> None:
+        self.sent.append(f"later {command['type']} {','.join(command['holds'])}")
+
+    def ids(self, name: str) -> list[str]:
+        """Of the holds for which such commands were sent."""
+        return [id for each in self.sent if each.startswith(f"{name} ") for id in each.rpartition(" ")[2].split(",")]
 
 
 def holds_of(client: Any, on_lost: Callable[[HoldLost], None] | None = None) -> Holds:
@@ -113,15 +129,85 @@ def test_silence_for_as_long_as_the_lease_counts_as_lost_until_a_renewal_succeed
         assert not holds.lost
 
 
-def test_holds_of_which_nothing_was_heard_are_given_up() -> None:
+def test_a_renewal_that_fails_in_an_unknown_way_is_tried_again_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    failing = threading.Event()
+    failing.set()
+
+    def fail() -> None:
+        if failing.is_set():
+            raise RuntimeError("a defect")
+
+    client = FakeClient(fail)
+    heard = threading.Event()
+    with holds_of(client, lambda _: heard.set()) as holds:
+        assert heard.wait(5)
+        with pytest.raises(HoldLost, match="The last answer was: a defect"):
+            holds.check()
+        assert "Traceback" in caplog.text
+        failing.clear()
+        for _ in range(2):  # the renewal before the second one was answered
+            client.renewed.clear()
+            assert client.renewed.wait(5)
+        assert not holds.lost
+
+
+@pytest.mark.parametrize(
+    ("failure", "given_up"),
+    [
+        (NotAnswering("Nobody.", {"sent": True, "id": "c1"}), True),
+        (NotAnswering("Nobody to send it to."), False),
+        (CollectionMissing("Refused."), False),
+        (HoldfastError("Something else writes to the topic."), True),
+        (KeyError("holds"), True),
+        (KeyboardInterrupt(), True),
+    ],
+    ids=repr,
+)
+def test_holds_that_may_have_been_made_are_given_up_when_that_fails(failure: BaseException, given_up: bool) -> None:
+    class Failing(FakeClient):
+        def send(self, command: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+            raise failure
+
+    client = Failing()
+    with pytest.raises(type(failure)), holds_of(client):
+        raise AssertionError("the block must not run")
+    assert client.sent == (["post release_read_holds c1/orders,c1/users"] if given_up else [])
+
+
+def test_thousands_of_holds_go_in_commands_of_which_each_fits() -> None:
+    collections = [f"c{number}" for number in range(2 * HOLDS_PER_COMMAND + 1)]
+    ids = [f"c1/{id}" for id in collections]
+    client = FakeClient()
+    with Holds(client, collections, {}, lease_ms=LEASE_MS, on_lost=None) as holds:  # type: ignore[arg-type]
+        holds.downgrade(7)
+        assert [hold.since for hold in holds.values()] == [7] * len(ids)
+        assert client.renewed.wait(5)
+    assert client.ids("renew")[: len(ids)] == client.ids("release") == ids
+
     class Silent(FakeClient):
         def send(self, command: dict[str, Any]) -> dict[str, Any]:
             raise NotAnswering("Nobody.", {"sent": True, "id": command["id"]})
 
-    client = Silent()
-    with pytest.raises(NotAnswering), holds_of(client):
-        raise AssertionError("the block must not run")
-    assert client.sent == ["post release_read_holds c1/orders,c1/users"]
+    silent = Silent()
+    with pytest.raises(NotAnswering), Holds(silent, collections, {}, lease_ms=None, on_lost=None):  # type: ignore[arg-type]
+        pass
+    assert silent.ids("post") == ids
+
+
+def test_so_many_holds_fit_into_a_command_and_its_reply_whatever_their_ids() -> None:
+    id, collection = "x" * MAX_HOLD_ID, "y" * 128
+    moves = [{"hold": id, "to": MAX_TIME_GIVEN}] * HOLDS_PER_COMMAND
+    assert len(json.dumps({"type": "downgrade_read_holds", "id": "z" * 128, "holds": moves})) < MAX_MESSAGE_BYTES
+    result = [{"hold": id, "collection": collection, "since": MAX_TIME_GIVEN}] * HOLDS_PER_COMMAND
+    assert len(json.dumps({"result": {"holds": result}})) < MAX_REPLY_BYTES - 1_000
+
+
+def test_what_the_garbage_collector_ends_waits_for_no_answer() -> None:
+    client = FakeClient()
+    holds = holds_of(client).__enter__()
+    with not_waiting():
+        holds.__exit__(None, None, None)
+    assert client.sent[-1] == "later release_read_holds c1/orders,c1/users"
 
 
 def test_a_downgrade_moves_all_or_some() -> None:
