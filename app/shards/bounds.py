@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.core.frontier import EMPTY, Frontier
+from app.core.frontier import EMPTY, MAX_TIME_GIVEN, Frontier
 from app.shards.errors import InvalidBounds
 from app.shards.notes import Note
 
@@ -40,6 +40,12 @@ class Bounds:
             raise InvalidBounds(
                 f"The expected upper {Frontier(expected)} must not be negative, and the new one {Frontier(upper)} must "
                 "be above it."
+            )
+        # Nobody could give a later time to read it at.
+        if MAX_TIME_GIVEN + 1 < upper < EMPTY:
+            raise InvalidBounds(
+                f"The new upper {Frontier(upper)} is after the year 9999: the last one is [{MAX_TIME_GIVEN + 1}]; and "
+                f"`[]`, which closes the shard, is {int(EMPTY)}."
             )
         return Bounds(Frontier(expected), Frontier(upper))
 

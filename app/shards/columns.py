@@ -10,7 +10,7 @@ from pyspark.sql import functions as sql
 from pyspark.sql.types import StructField, StructType
 
 from app.core.errors import Refused
-from app.core.frontier import EMPTY, Frontier
+from app.core.frontier import MAX_TIME_GIVEN, Frontier
 from app.core.schema import Array, Map, Struct, Type, check_evolution, parse_schema
 from app.core.schema import Column as Described
 from app.shards.errors import InvalidRows, SchemaMismatch
@@ -125,8 +125,10 @@ def checked(columns: Sequence[Column], *, lower: Frontier, upper: Frontier) -> l
     So they are checked on the very rows that are written: a DataFrame that is evaluated a second time may give others.
     """
     time, diff, *data = columns
-    in_bounds = (time >= sql.lit(int(lower))) & (time < sql.lit(int(upper)) if upper < EMPTY else time.isNotNull())
-    wrong_time = _raised("the time ", time, f" is not in [{int(lower)}, {'' if upper == EMPTY else int(upper)})")
+    # Also if the upper is to be `[]`: whatever is written must be at a time that can be held and read.
+    end = min(int(upper), MAX_TIME_GIVEN + 1)
+    in_bounds = (time >= sql.lit(int(lower))) & (time < sql.lit(end))
+    wrong_time = _raised("the time ", time, f" is not in [{int(lower)}, {end})")
     no_diff = _raised("there is a row without a diff at the time ", time, "")
     return [
         sql.when(in_bounds, time).otherwise(wrong_time).alias(TIME),

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
 from app.shards.columns import TIME
 from app.shards.errors import UnsafeShard
+from app.shards.settings import COLLECT, collects_statistics, without_time_statistics
 from app.shards.transaction import ShardTable, Transaction
+
+_NOT_MERGED: Final = (
+    "The table at {} cannot be merged: files without statistics of their times could not be told from others, and {}."
+)
 
 
 def add_files(table: ShardTable, transaction: Transaction, paths: Sequence[str]) -> dict[str, Any]:
@@ -33,16 +38,21 @@ def read(table: ShardTable, transaction: Transaction, files: Sequence[Any]) -> D
     return DataFrame(frame, table.spark)
 
 
+def check_statistics(table: ShardTable, transaction: Transaction) -> None:
+    """UnsafeShard, unless Delta will write statistics of the times. To be asked before anything is written."""
+    reason = without_time_statistics(json.loads(transaction.snapshot.metadata().json())["metaData"])
+    if not collects_statistics(table.spark):
+        reason = f"{COLLECT} is false in this session"
+    if reason is not None:
+        raise UnsafeShard(_NOT_MERGED.format(table.location, reason))
+
+
 def rearranged(table: ShardTable, file: Any) -> Any:
     """The same file, added without a change of what the table holds. It must have statistics of the times."""
     action = json.loads(file.json())
     stats = json.loads(action["add"].get("stats") or "{}")
     if TIME not in stats.get("minValues", {}):
-        raise UnsafeShard(
-            f"Delta wrote a file without statistics to {table.location}, so merged files could not be told from "
-            "others. Set spark.databricks.delta.stats.collect, and the table's delta.dataSkippingNumIndexedCols to at "
-            "least 1."
-        )
+        raise UnsafeShard(_NOT_MERGED.format(table.location, "Delta wrote none, for a reason that we do not know"))
     action["add"]["dataChange"] = False
     return table.gateway.action(action)
 

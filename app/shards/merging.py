@@ -1,15 +1,14 @@
 """Merging: what nobody may read separately any more is summed up.
 
-A merge to a target reads the files that have anything at or before it, sums the diffs per distinct row, moves the sums
-to the target, drops zeros, and keeps the rows after the target as they are. A read at the target or later sees the same
-before and after. The files are exchanged in one commit that says `dataChange = false` and sets no app transaction. So
-Delta gives it snapshot isolation: appends during the merge succeed, and so does the merge; and plain streams on the
-table do not see it.
+A merge reads some of the files that end at or before a time, sums the diffs per distinct row, moves the sums to that
+time, and drops zeros. A read at that time or later sees the same before and after. The files are exchanged in one
+commit that says `dataChange = false` and sets no app transaction. So Delta gives it snapshot isolation: appends during
+the merge succeed, and so does the merge; and plain streams on the table do not see it.
 
-What is worth merging, and why that is cheap, is in `app.shards.merge_plan`.
+Which files, up to which time, and why that is cheap, is in `app.shards.merge_plan`.
 
 **What is a distinct row.** Equality is that of Spark's GROUP BY: nulls are equal, NaN is NaN, -0.0 is 0.0, maps with
-the same entries are equal. VARIANT has no equality: rows of a shard with such a column are moved to the target and not
+the same entries are equal. VARIANT has no equality: rows of a shard with such a column are moved to that time and not
 summed, and only rows whose own diff is zero are dropped.
 """
 
@@ -29,9 +28,10 @@ from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StructType
 
 from app.shards.columns import DIFF, TIME, quoted
 from app.shards.commit_log import EPOCH
-from app.shards.file_actions import add_files, read, rearranged, removed
+from app.shards.file_actions import add_files, check_statistics, read, rearranged, removed
 from app.shards.merge_plan import FRACTION, File, Plan, merge_target, plan
 from app.shards.notes import Note, new_token
+from app.shards.settings import check_strict
 from app.shards.transaction import Transaction
 from app.shards.updates import Pause, Updates
 from app.state.errors import Fenced
@@ -44,9 +44,9 @@ FILE_BYTES: Final = 128 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What a merge did: files and their bytes that it replaced, and by what."""
+    """What a merge did: the time that its rows have now; files and their bytes that it replaced, and by what."""
 
-    target: int
+    to: int
     version: int
     read_version: int
     files_before: int
@@ -65,11 +65,13 @@ def merge_if_worthwhile(
     storage_options: Mapping[str, str] | None = None,
     pause: Pause | None = None,
 ) -> Merged | None:
-    """Merges to `since`, or to just before the upper if that is less; None if there is nothing worth it.
+    """Merges up to `since`, or up to the upper if that is less; None if there is nothing worth it.
 
     `since` is what the journal has made durable. `Fenced` if a newer controller has moved the shard's since. `Conflict`
-    if someone else merged at the same time: nothing is lost, come again. `pause` is called before the commit.
+    if someone else merged at the same time: nothing is lost, come again. `UnsafeShard` under settings with which a
+    merge would lose something. `pause` is called before the commit.
     """
+    check_strict(shard.table.spark)
     target = merge_target(since, shard.upper)
     if target is None or plan(_glance(shard, storage_options), target, fraction=fraction) is None:
         return None
@@ -79,36 +81,40 @@ def merge_if_worthwhile(
     if (fence := transaction.recorded(EPOCH)) > epoch:
         raise Fenced(f"A controller with epoch {fence} has worked on {shard.table.location}; ours is {epoch}.")
     found = plan(_files(shard, transaction.snapshot), target, fraction=fraction)
+    if found is not None:
+        check_statistics(shard.table, transaction)  # afterwards it would be too late: what was written would stay
     return None if found is None else _merge(shard, transaction, found, file_bytes=file_bytes, pause=pause)
 
 
 def _merge(shard: Updates, transaction: Transaction, found: Plan, *, file_bytes: int, pause: Pause | None) -> Merged:
     old = add_files(shard.table, transaction, [file.path for file in found.files])
+    location, before = shard.table.location, _bytes(old.values())
+    log.info("merging location=%s to=%d files=%d bytes=%d", location, found.to, len(old), before)
     merged = _summed(read(shard.table, transaction, list(old.values())), transaction.schema, found, file_bytes)
     new = transaction.write_files(merged)
-    if found.straddling:
+    if found.unknown:
         # Into files of their own: a base file holds one time only, and is recognised by that.
-        rest = read(shard.table, transaction, [old[file.path] for file in found.straddling])
-        rest = rest.where(sql.col(TIME) > found.target)
-        new += transaction.write_files(rest.coalesce(_number_of_files(found.kept_bytes, file_bytes)))
+        rest = read(shard.table, transaction, [old[file.path] for file in found.unknown])
+        rest = rest.where(sql.col(TIME) > found.to)
+        size = sum(file.size for file in found.unknown)
+        new += transaction.write_files(rest.coalesce(_number_of_files(size, file_bytes)))
     if pause is not None:
         pause()
-    before, after = _bytes(old.values()), _bytes(new)
+    after = _bytes(new)
     actions = [*(rearranged(shard.table, file) for file in new), *map(removed, old.values())]
-    note = Note(new_token(), "merge", since=found.target)
+    note = Note(new_token(), "merge", since=found.to)
     version = transaction.commit(note, actions=actions, mode="Overwrite")
-    result = Merged(found.target, version, transaction.version, len(old), before, len(new), after)
     log.info(
-        "merged location=%s target=%d version=%d files=%d→%d bytes=%d→%d",
-        *(shard.table.location, found.target, version, len(old), len(new), before, after),
+        "merged location=%s to=%d version=%d files=%d→%d bytes=%d→%d",
+        *(location, found.to, version, len(old), len(new), before, after),
     )
-    return result
+    return Merged(found.to, version, transaction.version, len(old), before, len(new), after)
 
 
 def _summed(source: DataFrame, schema: StructType, found: Plan, file_bytes: int) -> DataFrame:
-    """The rows at or before the target, at the target."""
-    number = _number_of_files(found.base_bytes + found.new_bytes, file_bytes)
-    old, data = source.where(sql.col(TIME) <= found.target), schema.fields[2:]
+    """The rows at or before the time that is merged to, at that time."""
+    number = _number_of_files(found.bytes, file_bytes)
+    old, data = source.where(sql.col(TIME) <= found.to), schema.fields[2:]
     keys = [sql.col(quoted(field.name)) for field in data]
     if any(_holds(VariantType, field.dataType) for field in data):
         summed = old.where(sql.col(DIFF) != 0).coalesce(number)
@@ -120,11 +126,11 @@ def _summed(source: DataFrame, schema: StructType, found: Plan, file_bytes: int)
         summed = summed if spread else summed.repartition(number)
     names = [field.name for field in data]
     return summed.select(
-        sql.lit(found.target).cast(LongType()).alias(TIME), DIFF, *(sql.col(quoted(name)) for name in names)
+        sql.lit(found.to).cast(LongType()).alias(TIME), DIFF, *(sql.col(quoted(name)) for name in names)
     )
 
 
-def _number_of_files(size: float, file_bytes: int) -> int:
+def _number_of_files(size: int, file_bytes: int) -> int:
     return max(1, math.ceil(size / file_bytes))
 
 

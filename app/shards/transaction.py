@@ -25,11 +25,11 @@ from app.shards.gateway import JVM_ERRORS, Gateway, conflict_in, first_line, is_
 from app.shards.lock import file_lock
 from app.shards.notes import Note, new_token, note_in
 from app.shards.recorded import Recorded, known_transactions, recorded_in
+from app.shards.settings import FORGETS
 from app.shards.stores import check_store
 from app.state.store import local_path
 
 LOCK_TIMEOUT_S: Final = 120.0
-FORGETS: Final = "delta.setTransactionRetentionDuration"
 WIDENING: Final = "delta.enableTypeWidening"
 PROPERTIES: Final = {"delta.checkpointInterval": "100"}
 """Of new tables. A checkpoint takes longer than many small commits, and the one who commits waits for it."""

@@ -15,7 +15,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sql
 
-from app.core.frontier import EMPTY
+from app.core.frontier import EMPTY, MAX_TIME_GIVEN
 from app.shards import transaction
 from app.shards.errors import (
     CommitUnknown,
@@ -31,7 +31,7 @@ from app.shards.errors import (
     WrongTable,
 )
 from app.shards.recorded import known_transactions
-from app.shards.transaction import FORGETS
+from app.shards.settings import FORGETS
 from app.shards.updates import Updates, create
 from app.state.errors import Fenced
 from tests.spark.helpers import DDL, content, new_shard, rows
@@ -102,6 +102,16 @@ def test_a_row_out_of_bounds_fails_the_append(
     with pytest.raises(InvalidRows, match=words):
         shard.compare_and_append(rows(spark, (5, 1, "fine", 1), row), 5, 8)
     assert (shard.upper, content(spark, shard)) == (5, {})
+
+
+def test_the_last_append_takes_no_time_after_the_year_9999(spark: SparkSession, tmp_path: Path) -> None:
+    """So every time that there is can be read, and held, too; the number that stands for `[]` is none."""
+    shard = new_shard(spark, tmp_path)
+    for time_ in (int(EMPTY), int(EMPTY) - 1, MAX_TIME_GIVEN + 1, None):
+        with pytest.raises(InvalidRows, match=f"the time {time_ or 'null'} is not in"):
+            shard.compare_and_append(rows(spark, (time_, 1, "a", 1)), 0, EMPTY)
+    assert shard.upper == 0
+    assert shard.compare_and_append(rows(spark, (MAX_TIME_GIVEN, 1, "a", 1)), 0, EMPTY).upper == EMPTY
 
 
 def test_bounds_that_cannot_be_are_refused(spark: SparkSession, tmp_path: Path) -> None:
