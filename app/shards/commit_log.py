@@ -16,6 +16,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from app.core.creating import Found
 from app.core.frontier import EMPTY, ZERO, Frontier
 from app.state.commit_log import commit_path
+from app.state.store import local_path
 
 UPPER: Final = "holdfast.upper"
 SINCE: Final = "holdfast.since"
@@ -69,7 +70,9 @@ class TableState(NamedTuple):
 
     def found(self) -> Found:
         """For registering the table as a shard."""
-        return Found(since=self.since, upper=self.upper, log_version=self.version, table_id=self.table_id)
+        return Found(
+            since=self.since, upper=self.upper, log_version=self.version, table_id=self.table_id, epoch=self.epoch
+        )
 
 
 class _Txn(msgspec.Struct, rename="camel"):
@@ -190,8 +193,22 @@ def last_checkpoint(store: Readable) -> int | None:
 def full_state(location: str, options: dict[str, str]) -> TableState | None:
     """The table at a location, read from its last checkpoint on; None if there is no table."""
     table = _opened(location, options)
+    return None if table is None else _state(table)
+
+
+def live_files(location: str, options: dict[str, str]) -> tuple[TableState, list[str]] | None:
+    """The same, and the names below the location of all files that the newest version consists of.
+
+    A file that is somewhere else, or reached in another way, is named by its URI.
+    """
+    table = _opened(location, options)
     if table is None:
         return None
+    here = f"{local_path(location) or table.table_uri.rstrip('/')}/"
+    return _state(table), [uri.removeprefix(here) for uri in table.file_uris()]
+
+
+def _state(table: DeltaTable) -> TableState:
     return TableState(
         version=table.version(),
         table_id=str(table.metadata().id),
@@ -199,12 +216,6 @@ def full_state(location: str, options: dict[str, str]) -> TableState | None:
         since=_frontier(SINCE, table.transaction_version(SINCE)) or ZERO,
         epoch=table.transaction_version(EPOCH) or 0,
     )
-
-
-def live_files(location: str, options: dict[str, str]) -> list[str]:
-    """The URIs of all files that the newest version consists of."""
-    table = _opened(location, options)
-    return [] if table is None else table.file_uris()
 
 
 def _opened(location: str, options: dict[str, str]) -> DeltaTable | None:

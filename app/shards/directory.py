@@ -1,33 +1,25 @@
 """The files below one shard's directory, for those who delete: nothing outside of it can be reached.
 
-On local paths no symbolic link is ever followed, from the root of the file system down, not even one that is put there
-while we work: each part of a path is opened relative to the one before it.
+On local paths, which are here, no symbolic link is ever followed, from the root of the file system down, not even one
+that is put there while we work: each part of a path is opened relative to the one before it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import stat
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple, Protocol
 
-import pyarrow.fs
-from deltalake.fs import DeltaStorageHandler
-
-from app.core.locations import is_within, normalise
 from app.shards.commit_log import Readable
-from app.shards.errors import ShardError
-from app.state.store import YOUNG_MS, local_path, write_object
 
+LOG: Final = "_delta_log"
 CLOCK_PREFIX: Final = "_holdfast.clock-"
 _LINK_IN_THE_WAY: Final = frozenset([errno.ELOOP, errno.ENOTDIR])
-
-
-class OutsideWarehouse(ShardError):
-    """A shard's directory is not below a root of the warehouse, links resolved. Nothing there is touched."""
 
 
 class File(NamedTuple):
@@ -44,29 +36,26 @@ class Directory(Readable, Protocol):
     def walk(self, below: str = "") -> list[File]:
         """All files, at any depth; links count as files of no size, and are not followed."""
 
+    def file(self, name: str) -> File | None:
+        """One of them, or None if it is not there."""
+
+    def is_empty(self, below: str = "") -> bool:
+        """Whether there is no file, at any depth. Looks no further than to the first."""
+
     def delete(self, name: str) -> int | None:
         """Deletes a file or a link, and says how many bytes it had; None if there is none, or no way without links."""
 
     def write(self, name: str, data: bytes) -> None:
         """Writes a file, over what was there before."""
 
+    def sync(self) -> None:
+        """Makes everything that anyone has written here survive a loss of power, if that is not so by itself."""
+
     def now_ms(self) -> int:
         """What the store's clock shows."""
 
     def remove_directories(self) -> None:
-        """Removes directories that are empty, at last this one."""
-
-
-def open_directory(location: str, options: dict[str, str], *, roots: Sequence[str]) -> Directory:
-    path = local_path(location)
-    if path is None:
-        place, allowed = normalise(location), [normalise(root) for root in roots if local_path(root) is None]
-    else:
-        place = os.path.realpath(path)
-        allowed = [os.path.realpath(local) for root in roots if (local := local_path(root)) is not None]
-    if not any(is_within(place, root) and not is_within(root, place) for root in allowed):
-        raise OutsideWarehouse(f"{location!r} is not inside the warehouse ({', '.join(roots)}).")
-    return LocalDirectory(place) if path is not None else ObjectDirectory(place, options)
+        """Removes directories that are empty, at last this one; none of another table below it."""
 
 
 class LocalDirectory:
@@ -94,22 +83,37 @@ class LocalDirectory:
             if top is None:
                 return []
             for path, names, files, directory in os.fwalk(".", dir_fd=top, follow_symlinks=False):
-                for name in (*files, *names):  # a link to a directory is among the directories
-                    status = _stat(name, directory)
-                    if status is not None and not stat.S_ISDIR(status.st_mode):
-                        # A file that was moved or copied here with its old time is as young as its place.
-                        changed_ns = max(status.st_mtime_ns, status.st_ctime_ns)
-                        size = status.st_size if stat.S_ISREG(status.st_mode) else 0
-                        found.append(File(_joined(below, path[2:], name), size, changed_ns // 1_000_000))
+                every = (*files, *names)  # a link to a directory is among the directories
+                listed = (_file(_joined(below, path[2:], name), _stat(name, directory)) for name in every)
+                found += [file for file in listed if file is not None]
         return found
+
+    def file(self, name: str) -> File | None:
+        with self._parent(name) as (parent, last):
+            return None if parent is None else _file(name, _stat(last, parent))
+
+    def is_empty(self, below: str = "") -> bool:
+        waiting = [below]
+        while waiting:
+            place = waiting.pop()
+            with self._opened(place) as directory:
+                if directory is None:
+                    continue
+                with os.scandir(directory) as entries:
+                    for entry in entries:
+                        if not entry.is_dir(follow_symlinks=False):
+                            return False
+                        waiting.append(_joined(place, entry.name))
+        return True
 
     def delete(self, name: str) -> int | None:
         with self._parent(name) as (parent, last):
-            status = None if parent is None else _stat(last, parent)
-            if status is None or not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
+            if parent is None or (status := _deletable(last, parent)) is None:
                 return None
-            with suppress(FileNotFoundError):
-                os.unlink(last, dir_fd=parent)
+            checksum = f".{last}.crc"  # Spark's; it goes first, as nobody would find it after a crash in between
+            if last.endswith(".parquet") and _deletable(checksum, parent) is not None:
+                _unlink(checksum, parent)
+            _unlink(last, parent)
             return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
     def write(self, name: str, data: bytes) -> None:
@@ -122,6 +126,11 @@ class LocalDirectory:
                 file.flush()
                 os.fsync(file.fileno())
             os.fsync(parent)
+
+    def sync(self) -> None:
+        with self._opened("") as top:
+            if top is not None:
+                _sync_disk(top)
 
     def now_ms(self) -> int:
         with self._opened("") as top:
@@ -139,10 +148,14 @@ class LocalDirectory:
         with self._opened("") as top:
             if top is None:
                 return
-            for _, names, _, directory in os.fwalk(".", topdown=False, dir_fd=top, follow_symlinks=False):
-                for name in names:
-                    with suppress(OSError):  # not empty, or a link
-                        os.rmdir(name, dir_fd=directory)
+            found = []
+            for path, names, files, _ in os.fwalk(".", dir_fd=top, follow_symlinks=False):
+                if path != "." and LOG in (*names, *files):
+                    names.clear()  # another table: what is empty there is not ours either
+                found += [_joined(path[2:], name) for name in names]
+        for inner in reversed(found):
+            with self._parent(inner) as (parent, last), suppress(OSError):  # not empty, or a link
+                os.rmdir(last, dir_fd=parent)
         above, _, name = self._path.rpartition("/")
         with LocalDirectory(above)._opened("") as parent, suppress(OSError):  # what came meanwhile stays
             if parent is not None:
@@ -153,7 +166,7 @@ class LocalDirectory:
         """The directory itself, or one below it; None if there is none, or only behind a link."""
         directory = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            for part in [*self._path.split("/"), *_parts(below)]:
+            for part in [*self._path.split("/"), *parts_of(below)]:
                 if part:
                     outer = directory
                     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -172,65 +185,13 @@ class LocalDirectory:
 
     @contextmanager
     def _parent(self, name: str) -> Iterator[tuple[int | None, str]]:
-        *above, last = _parts(name)
+        *above, last = parts_of(name)
         with self._opened("/".join(above)) as directory:
             yield directory, last
 
 
-class ObjectDirectory:
-    """A prefix of an object store. There are no links and no directories."""
-
-    def __init__(self, uri: str, options: dict[str, str]) -> None:
-        self._handler = DeltaStorageHandler(uri, dict(options))
-        self._files = pyarrow.fs.PyFileSystem(self._handler)
-
-    def read(self, path: str) -> bytes | None:
-        try:
-            with self._files.open_input_file("/".join(_parts(path))) as file:
-                return bytes(file.read())
-        except FileNotFoundError:
-            return None
-
-    def exists(self, path: str) -> bool:
-        return bool(self._info(path).type == pyarrow.fs.FileType.File)
-
-    def walk(self, below: str = "") -> list[File]:
-        selector = pyarrow.fs.FileSelector("/".join(_parts(below)), allow_not_found=True, recursive=True)
-        found = [info for info in self._files.get_file_info(selector) if info.type == pyarrow.fs.FileType.File]
-        return [File(info.path, info.size or 0, _modified_ms(info)) for info in found]
-
-    def delete(self, name: str) -> int | None:
-        info = self._info(name)
-        if info.type != pyarrow.fs.FileType.File:
-            return None
-        with suppress(FileNotFoundError):
-            self._files.delete_file(info.path)
-        return info.size or 0
-
-    def write(self, name: str, data: bytes) -> None:
-        write_object(self._handler, "/".join(_parts(name)), data)
-
-    def now_ms(self) -> int:
-        name = f"{CLOCK_PREFIX}{uuid.uuid4().hex}"
-        self.write(name, b"now")
-        try:
-            info = self._info(name)
-            return 0 if info.mtime_ns is None else int(info.mtime_ns) // 1_000_000
-        finally:
-            self.delete(name)
-
-    def remove_directories(self) -> None:
-        """Nothing to do."""
-
-    def _info(self, name: str) -> pyarrow.fs.FileInfo:
-        return self._files.get_file_info("/".join(_parts(name)))
-
-
-def _modified_ms(info: pyarrow.fs.FileInfo) -> int:
-    return YOUNG_MS if info.mtime_ns is None else int(info.mtime_ns) // 1_000_000
-
-
-def _parts(name: str) -> list[str]:
+def parts_of(name: str) -> list[str]:
+    """Of a name below a directory, none of which leads out of it."""
     parts = name.split("/") if name else []
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise ValueError(f"{name!r} is no name of a file below a directory.")
@@ -246,3 +207,31 @@ def _stat(name: str, directory: int) -> os.stat_result | None:
         return os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
         return None
+
+
+def _file(name: str, status: os.stat_result | None) -> File | None:
+    """A file or a link; None for a directory."""
+    if status is None or stat.S_ISDIR(status.st_mode):
+        return None
+    # A file that was moved or copied here with its old time is as young as its place.
+    changed_ns = max(status.st_mtime_ns, status.st_ctime_ns)
+    return File(name, status.st_size if stat.S_ISREG(status.st_mode) else 0, changed_ns // 1_000_000)
+
+
+def _sync_disk(directory: int) -> None:
+    """The file system that a directory is on. What is older than half a minute is written by then anyway."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "syncfs"):  # only Linux has it
+        os.sync()
+    elif libc.syncfs(directory) != 0:
+        raise OSError(ctypes.get_errno(), "the file system could not be synced")
+
+
+def _deletable(name: str, directory: int) -> os.stat_result | None:
+    status = _stat(name, directory)
+    return status if status is not None and (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)) else None
+
+
+def _unlink(name: str, directory: int) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=directory)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, KeysView, Sequence
+from collections.abc import Collection, Iterable, Iterator, KeysView, Sequence
 from typing import Final
 from urllib.parse import unquote
 
@@ -18,9 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from app.shards.commit_log import BadLog, parse_actions
-from app.shards.directory import Directory, File
+from app.shards.directory import LOG, Directory, File
 
-LOG: Final = "_delta_log"
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _COMMIT: Final = re.compile(rf"{LOG}/([0-9]{{20}})\.json")
 
@@ -45,6 +44,29 @@ def is_data_file(name: str) -> bool:
         and "\\" not in name
         and not any(part in ("", ".", "..") or part.casefold() == LOG for part in parts)
     )
+
+
+def foreign_tables(directory: Directory, names: Iterable[str]) -> set[str]:
+    """The directories above some files, and below the shard's, that have a log of their own: another's tables."""
+    above = {place for name in names if not is_log(name) for place in _above(name)}
+    logs = {place: f"{place}/{LOG}" for place in above}
+    # A log that is a link, or still empty, is one as well; on object stores it is only the files in it.
+    return {place for place, log in logs.items() if directory.exists(log) or not directory.is_empty(log)}
+
+
+def is_below(name: str, places: Collection[str]) -> bool:
+    return bool(places) and any(place in places for place in _above(name))
+
+
+def is_log(name: str) -> bool:
+    return name == LOG or name.startswith(f"{LOG}/")
+
+
+def _above(name: str) -> Iterator[str]:
+    """Every directory that a file is in, but not the shard's."""
+    while cut := name.rfind("/") + 1:
+        name = name[: cut - 1]
+        yield name
 
 
 def key(name: str) -> str:

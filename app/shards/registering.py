@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from app.core.creating import Found
 from app.core.errors import Code, Refused, invalid
-from app.core.schema import RESERVED_COLUMNS
 from app.shards.commit_log import BadLog, full_state
+from app.shards.places import look_into
+from app.shards.settings import FORGETS, without_time_statistics
 
 
 def found_at(location: str, format: str, options: dict[str, str]) -> Found | None:
@@ -16,14 +20,38 @@ def found_at(location: str, format: str, options: dict[str, str]) -> Found | Non
     try:
         state = full_state(location, options)
         if state is None:
+            # What is there would become the shard's, and be deleted with it, or before, as nothing in its log names it.
+            if not look_into(location, options).is_empty():
+                raise invalid(
+                    f"There is no Delta table at {location!r}, but there are files: a new shard needs a place of its "
+                    "own. Choose one that is empty, or does not exist."
+                )
             return None
-        names = [field.name for field in DeltaTable(location, storage_options=options).schema().fields]
+        table = DeltaTable(location, storage_options=options)
+        metadata = {
+            "partitionColumns": table.metadata().partition_columns,
+            "configuration": table.metadata().configuration,
+            "schemaString": table.schema().to_json(),
+        }
     except (BadLog, TableNotFoundError, DeltaError, OSError) as error:
         reason = (str(error).splitlines() or ["no reason given"])[0]
         raise Refused(Code.INTERNAL, f"What is at {location!r} cannot be looked at: {reason}") from error
-    if format == "updates" and not RESERVED_COLUMNS.issubset(names[: len(RESERVED_COLUMNS)]):
+    if format == "updates":
+        _check_updates(location, metadata)
+    return state.found()
+
+
+def _check_updates(location: str, metadata: dict[str, Any]) -> None:
+    names = [field["name"] for field in json.loads(metadata["schemaString"])["fields"]]
+    if names[:2] != ["_time", "_diff"]:
         raise invalid(
             f"There is a Delta table at {location!r}, but its first columns are not `_time` and `_diff`: "
             "it is not of format `updates`."
         )
-    return state.found()
+    if FORGETS in metadata["configuration"]:
+        raise invalid(f"The table at {location!r} has the property {FORGETS}, which makes Delta forget the upper.")
+    if (reason := without_time_statistics(metadata)) is not None:
+        raise invalid(
+            f"The history of the table at {location!r} could never be merged: Delta would write files without "
+            f"statistics of their times, because {reason}."
+        )

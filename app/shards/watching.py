@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -71,7 +71,7 @@ class Watcher:
         self._clock = clock
         self._watched: dict[str, _Watched] = {}
         self._unconfirmed: dict[str, float] = {}
-        self._errors: dict[str, str] = {}
+        self._errors: dict[str, None] = {}
         self._to_check: dict[str, None] = {}
         self._check_all_at = clock() + pacing.check_every_ms / 1000
         self._look_s = 0.0
@@ -96,8 +96,9 @@ class Watcher:
         if due:
             self._look_s = (time.perf_counter() - started) / len(due)
         found = self._looker.read([target for target in news if target.retry_at <= now])
-        found += self._looker.check(self._checks(now))
-        return [seen for seen in found if self._is_new(seen, now)]
+        failing = [self._watched[shard] for shard in self._errors if self._watched[shard].retry_at <= now]
+        found += self._looker.check(self._checks(now) + failing)
+        return [seen for seen in found + _well_again(failing, found) if self._is_new(seen, now)]
 
     def targets(self) -> tuple[list[Target], list[Target]]:
         """What others are to look at, and which of them to check; what they find is seen only in the state."""
@@ -175,11 +176,18 @@ class Watcher:
         watched = self._watched[seen.shard]
         if seen.error is not None:
             watched.retry_at = now + self._pacing.longest_pause_ms / 1000
-            known = self._errors.get(seen.shard)
-            self._errors[seen.shard] = seen.error
-            return seen.error != known
+            known = seen.shard in self._errors
+            self._errors[seen.shard] = None
+            return not known  # whatever the text is now: some stores put times into theirs
         self._errors.pop(seen.shard, None)
         watched.version, watched.upper = seen.log_version, seen.upper
         watched.active_at = watched.due_at = now
-        self._unconfirmed.setdefault(seen.shard, now + self._pacing.confirm_within_ms / 1000)
+        if seen.log_version > watched.in_state.version:
+            self._unconfirmed.setdefault(seen.shard, now + self._pacing.confirm_within_ms / 1000)
         return True
+
+
+def _well_again(failing: Sequence[_Watched], found: Sequence[Seen]) -> list[Seen]:
+    """Those which could not be read, and now can, though nothing is new: that is news."""
+    said = {seen.shard for seen in found}
+    return [Seen(each.shard, each.upper, each.version) for each in failing if each.shard not in said]

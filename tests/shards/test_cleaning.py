@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 
-from app.shards.cleaning import Cleaner, Deleted
+from app.shards import cleaning
+from app.shards.cleaning import Cleaner, Deleted, Waiting
 from app.shards.commit_log import BadLog
-from app.shards.directory import LocalDirectory, OutsideWarehouse
+from app.shards.directory import File, LocalDirectory
 from app.shards.errors import WrongTable
+from app.shards.places import OutsideWarehouse
+from app.state.commit_log import commit_path
 from tests.shards.helpers import BareLog, add, append, remove
 
 HOUR_MS = 3_600_000
@@ -104,6 +108,64 @@ def test_a_file_that_is_restored_at_the_last_moment_stays(log: BareLog, monkeypa
     monkeypatch.setattr(ours, "dead_files", dead_files)
     assert ours.delete_dead_files(upto_version=9, older_than_ms=0).files == 1
     assert names(log) == ["a.parquet"]
+
+
+def test_a_file_that_is_restored_and_removed_again_at_the_last_moment_stays_for_now(
+    log: BareLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch(log, "a.parquet", "b.parquet")
+    log.commit(remove("a.parquet"), remove("b.parquet"))
+    ours = cleaner(log)
+    real = ours.dead_files
+
+    def dead_files(**options: int) -> list[str]:
+        found = real(**options)
+        log.commit(add("a.parquet"))
+        log.commit(remove("a.parquet"))
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ours, "dead_files", dead_files)
+        assert ours.delete_dead_files(upto_version=1, older_than_ms=0).files == 1
+    assert names(log) == ["a.parquet"], "a hold may pin version 2, which has it"
+    assert ours.delete_dead_files(upto_version=3, older_than_ms=0).files == 1, "it is not forgotten"
+
+
+def test_a_file_that_is_removed_again_at_the_last_moment_is_too_young(
+    log: BareLog, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch(log, "a.parquet")
+    log.commit(remove("a.parquet"))
+    clock.ahead_ms = HOUR_MS
+    ours = cleaner(log)
+    real = ours.dead_files
+
+    def dead_files(**options: int) -> list[str]:
+        found = real(**options)
+        log.commit(add("a.parquet"))
+        log.commit(remove("a.parquet"))
+        return found
+
+    monkeypatch.setattr(ours, "dead_files", dead_files)
+    assert ours.delete_dead_files(upto_version=9, older_than_ms=HOUR_MS) == Deleted(0, 0)
+    assert names(log) == ["a.parquet"]
+
+
+def test_the_checksum_that_spark_writes_beside_a_file_goes_with_it(log: BareLog, warehouse: Path) -> None:
+    touch(
+        log, "a.parquet", ".a.parquet.crc", "p=1/b.parquet", "p=1/.b.parquet.crc", "live.parquet", ".live.parquet.crc"
+    )
+    touch(log, "linked.parquet", "odd.parquet")
+    precious = warehouse / "precious"
+    precious.write_text("precious")
+    (log.location / ".linked.parquet.crc").symlink_to(precious)
+    (log.location / ".odd.parquet.crc").mkdir()
+    log.commit(
+        add("live.parquet"), *(remove(n) for n in ("a.parquet", "p=1/b.parquet", "linked.parquet", "odd.parquet"))
+    )
+    assert cleaner(log).delete_dead_files(upto_version=9, older_than_ms=0) == Deleted(4, 40)
+    assert names(log) == [".live.parquet.crc", "live.parquet"]
+    assert precious.read_text() == "precious"
 
 
 @pytest.mark.parametrize(
@@ -200,6 +262,118 @@ def test_a_cleaner_that_missed_commits_forgets_what_it_knew(log: BareLog) -> Non
     assert names(log) == ["a.parquet", "b.parquet"]
 
 
+@pytest.fixture
+def rolled_back(log: BareLog, tmp_path: Path) -> Cleaner:
+    """A cleaner that knows of a removal which an older copy of the table, put back since, does not have."""
+    touch(log, "a.parquet", "b.parquet", "c.parquet", "d.parquet")
+    log.commit(add("a.parquet"), add("b.parquet"))
+    shutil.copytree(log.directory, tmp_path / "copy")
+    log.commit(remove("a.parquet"))
+    log.commit(remove("b.parquet"))
+    ours = cleaner(log)
+    assert sorted(ours.dead_files(upto_version=9, older_than_ms=0)) == ["a.parquet", "b.parquet"]
+    shutil.rmtree(log.directory)
+    (tmp_path / "copy").rename(log.directory)
+    log.version = 1
+    return ours
+
+
+def test_a_table_that_went_back_and_on_past_what_we_knew_loses_nothing(log: BareLog, rolled_back: Cleaner) -> None:
+    pinned = log.commit(add("c.parquet"))
+    log.commit(remove("a.parquet"))
+    log.commit(add("d.parquet"))
+    assert rolled_back.delete_dead_files(upto_version=pinned, older_than_ms=0) == Deleted(0, 0)
+    assert rolled_back.delete_dead_files(upto_version=9, older_than_ms=0).files == 1
+    assert names(log) == ["b.parquet", "c.parquet", "d.parquet"]
+
+
+def test_what_the_newest_version_has_stays_whatever_we_have_read(
+    log: BareLog, rolled_back: Cleaner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as on a store whose files have no times, so that one commit looks like another."""
+
+    def file(directory: LocalDirectory, name: str) -> File | None:
+        return File(name, 0, 0) if directory.exists(name) else None
+
+    monkeypatch.setattr(LocalDirectory, "file", file)
+    rolled_back._removals._last = File(commit_path(3), 0, 0)
+    for name in ("c.parquet", "d.parquet"):
+        log.commit(add(name))
+    log.commit(remove("b.parquet"))
+    assert rolled_back.delete_dead_files(upto_version=9, older_than_ms=0).files == 1
+    assert names(log) == ["a.parquet", "c.parquet", "d.parquet"]
+    assert rolled_back.waiting(upto_version=9, older_than_ms=0) == Waiting(None, None), "it is no reason to come again"
+
+
+def test_what_has_replaced_a_file_is_durable_before_the_file_goes(
+    log: BareLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+
+    def noted(name: str) -> None:
+        real = getattr(LocalDirectory, name)
+
+        def step(directory: LocalDirectory, *arguments: str) -> object:
+            steps.append(name)
+            return real(directory, *arguments)
+
+        monkeypatch.setattr(LocalDirectory, name, step)
+
+    noted("sync")
+    noted("delete")
+    many = [f"{number}.parquet" for number in range(150)]
+    touch(log, *many)
+    log.commit(*map(add, many))
+    ours = cleaner(log)
+    ours.delete_dead_files(upto_version=9, older_than_ms=0)
+    assert steps == [], "nothing is dead"
+    log.commit(*map(remove, many))
+    assert ours.delete_dead_files(upto_version=9, older_than_ms=0).files == 150
+    assert steps == ["sync"] + 150 * ["delete"]
+
+
+def test_what_is_left_says_for_how_long_it_waits_and_for_which_version(log: BareLog, clock: Clock) -> None:
+    touch(log, *(f"{name}.parquet" for name in "abcd"))
+    log.commit(*(add(f"{name}.parquet") for name in "abcd"))
+    limits = {"upto_version": 3, "older_than_ms": HOUR_MS}
+    ours = cleaner(log)
+
+    def left() -> Waiting:
+        ours.delete_dead_files(**limits)
+        return ours.waiting(**limits)
+
+    assert left() == Waiting(None, None)
+    for name in "abc":
+        log.commit(remove(f"{name}.parquet"))
+    clock.ahead_ms = HOUR_MS - 60_000
+    waiting = left()
+    assert waiting.pinned == 4
+    assert waiting.due_in_ms is not None
+    assert 50_000 < waiting.due_in_ms <= 60_000
+    clock.ahead_ms += waiting.due_in_ms + 10_000
+    assert left() == Waiting(None, 4)
+    assert names(log) == ["c.parquet", "d.parquet"]
+    limits["upto_version"] = 9
+    assert left() == Waiting(None, None)
+
+
+def test_a_new_commit_costs_one_look_however_long_the_log_is(log: BareLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = cleaner(log)
+    ours.dead_files(upto_version=99, older_than_ms=0)
+    looks: list[str] = []
+    file = LocalDirectory.file
+    monkeypatch.setattr(LocalDirectory, "walk", lambda *_: pytest.fail("the log was listed"))
+    monkeypatch.setattr(LocalDirectory, "file", lambda directory, name: (looks.append(name), file(directory, name))[1])
+    for number in range(20):
+        log.commit(add(f"{number}.parquet"))
+        log.commit(remove(f"{number}.parquet"))
+        assert len(ours.dead_files(upto_version=99, older_than_ms=0)) == number + 1
+    assert len(looks) == 20 * 5, "the last known, two new ones, the next, and the last again"
+    looks.clear()
+    ours.dead_files(upto_version=99, older_than_ms=0)
+    assert len(looks) == 2
+
+
 def test_another_table_at_the_same_place_is_not_touched(log: BareLog, clock: Clock) -> None:
     touch(log, "a.parquet", "orphan.parquet")
     log.commit(remove("a.parquet"))
@@ -207,7 +381,7 @@ def test_another_table_at_the_same_place_is_not_touched(log: BareLog, clock: Clo
     stranger = cleaner(log, table_id="another")
     for step in (
         lambda: stranger.delete_dead_files(upto_version=9, older_than_ms=0),
-        lambda: stranger.delete_orphans(orphan_grace_ms=WEEK_MS),
+        lambda: stranger.delete_orphans(upto_version=99, orphan_grace_ms=WEEK_MS),
     ):
         with pytest.raises(WrongTable):
             step()
@@ -229,7 +403,7 @@ def test_where_there_is_no_table_there_is_nothing_to_do(warehouse: Path) -> None
     warehouse.mkdir()
     ours = Cleaner(location=str(warehouse / "none"), options={}, roots=[str(warehouse)], table_id="x")
     assert ours.delete_dead_files(upto_version=9, older_than_ms=0) == Deleted(0, 0)
-    assert ours.delete_orphans(orphan_grace_ms=WEEK_MS) == Deleted(0, 0)
+    assert ours.delete_orphans(upto_version=99, orphan_grace_ms=WEEK_MS) == Deleted(0, 0)
 
 
 @pytest.mark.parametrize("location", ["elsewhere", "warehouse", "warehouse/link", "warehouse/../elsewhere", "."])
@@ -273,22 +447,64 @@ def test_orphans_go_after_their_grace(log: BareLog, clock: Clock) -> None:
     log.commit(add("live.parquet"), add("removed.parquet"))
     log.commit(remove("removed.parquet"))
     ours = cleaner(log)
-    assert ours.delete_orphans(orphan_grace_ms=WEEK_MS) == Deleted(0, 0)
+    assert ours.delete_orphans(upto_version=99, orphan_grace_ms=WEEK_MS) == Deleted(0, 0)
     clock.ahead_ms = WEEK_MS + 1
-    assert sorted(ours.orphans(orphan_grace_ms=WEEK_MS)) == ["orphan.parquet", "p=1/orphan.parquet"]
-    assert ours.delete_orphans(orphan_grace_ms=WEEK_MS) == Deleted(2, 20)
+    assert sorted(ours.orphans(upto_version=99, orphan_grace_ms=WEEK_MS)) == ["orphan.parquet", "p=1/orphan.parquet"]
+    assert ours.delete_orphans(upto_version=99, orphan_grace_ms=WEEK_MS) == Deleted(2, 20)
     assert names(log) == ["_change_data/x.parquet", "live.parquet", "removed.parquet", "x.txt"]
+
+
+def test_where_all_old_files_are_live_the_log_is_not_read_for_orphans(
+    log: BareLog, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch(log, "live.parquet")
+    log.commit(add("live.parquet"))
+    clock.ahead_ms = 2 * WEEK_MS
+    ours = cleaner(log)
+    monkeypatch.setattr(cleaning, "named_paths", lambda _: pytest.fail("the whole log was read"))
+    assert ours.orphans(upto_version=99, orphan_grace_ms=WEEK_MS) == []
+
+
+def test_another_table_below_the_shard_has_no_orphans_of_ours(log: BareLog, clock: Clock) -> None:
+    append(log.location / "eu/de", rows=3)
+    touch(log, "orphan.parquet", "eu/orphan.parquet", "eu/de/p=1/x.parquet", "linked/x.parquet", "new/x.parquet")
+    (log.location / "linked/_delta_log").symlink_to(log.directory)
+    (log.location / "new/_delta_log").mkdir()
+    clock.ahead_ms = 2 * WEEK_MS
+    ours = cleaner(log)
+    assert sorted(ours.orphans(upto_version=99, orphan_grace_ms=WEEK_MS)) == ["eu/orphan.parquet", "orphan.parquet"]
+    assert ours.delete_orphans(upto_version=99, orphan_grace_ms=WEEK_MS).files == 2
+    assert DeltaTable(log.location / "eu/de").to_pyarrow_table().num_rows == 3
+    assert {"eu/de/p=1/x.parquet", "linked/x.parquet", "new/x.parquet"} <= set(names(log))
+
+
+def test_a_table_that_is_made_of_orphans_at_the_last_moment_stays(
+    log: BareLog, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch(log, "eu/x.parquet")
+    clock.ahead_ms = 2 * WEEK_MS
+    ours = cleaner(log)
+    real = ours.orphans
+
+    def orphans(**options: int) -> list[str]:
+        found = real(**options)
+        BareLog(log.location / "eu").commit(add("x.parquet"))
+        return found
+
+    monkeypatch.setattr(ours, "orphans", orphans)
+    assert ours.delete_orphans(upto_version=99, orphan_grace_ms=WEEK_MS) == Deleted(0, 0)
+    assert "eu/x.parquet" in names(log)
 
 
 def test_a_file_is_as_young_as_its_place_whatever_time_it_carries(log: BareLog) -> None:
     touch(log, "copied.parquet")
     os.utime(log.location / "copied.parquet", (0, 0))
-    assert cleaner(log).orphans(orphan_grace_ms=WEEK_MS) == []
+    assert cleaner(log).orphans(upto_version=99, orphan_grace_ms=WEEK_MS) == []
 
 
 def test_a_grace_that_endangers_writers_is_refused(log: BareLog) -> None:
     with pytest.raises(ValueError, match="too short"):
-        cleaner(log).orphans(orphan_grace_ms=DAY_MS - 1)
+        cleaner(log).orphans(upto_version=99, orphan_grace_ms=DAY_MS - 1)
 
 
 def test_what_only_a_checkpoint_names_is_no_orphan_and_what_nothing_names_any_more_is(
@@ -304,7 +520,7 @@ def test_what_only_a_checkpoint_names_is_no_orphan_and_what_nothing_names_any_mo
     (location / f"_delta_log/{0:020d}.json").unlink()
     clock.ahead_ms = 2 * WEEK_MS
     ours = Cleaner(location=str(location), options={}, roots=[str(warehouse)], table_id=str(table.metadata().id))
-    assert ours.delete_orphans(orphan_grace_ms=WEEK_MS).files == 1
+    assert ours.delete_orphans(upto_version=99, orphan_grace_ms=WEEK_MS).files == 1
     assert {path.name for path in location.glob("*.parquet")} == live
     assert DeltaTable(location).to_pyarrow_table().num_rows == 2
 
@@ -323,7 +539,7 @@ def test_an_orphan_that_is_committed_at_the_last_moment_stays(
         return found
 
     monkeypatch.setattr(ours, "orphans", orphans)
-    assert ours.delete_orphans(orphan_grace_ms=WEEK_MS).files == 1
+    assert ours.delete_orphans(upto_version=99, orphan_grace_ms=WEEK_MS).files == 1
     assert names(log) == ["late.parquet"]
 
 
@@ -347,18 +563,32 @@ def test_orphans_worked_out_long_ago_are_not_deleted(
 
     monkeypatch.setattr(ours, "orphans", orphans)
     with pytest.raises(BadLog, match="anew"):
-        ours.delete_orphans(orphan_grace_ms=WEEK_MS)
+        ours.delete_orphans(upto_version=99, orphan_grace_ms=WEEK_MS)
     assert names(log) == ["late.parquet"]
+
+
+def test_what_a_pinned_version_had_is_no_orphan_once_the_log_has_forgotten_it(log: BareLog, clock: Clock) -> None:
+    touch(log, "pinned.parquet", "orphan.parquet")
+    pinned = log.commit(add("pinned.parquet"))
+    log.commit(remove("pinned.parquet"))
+    log.commit()
+    DeltaTable(log.location).create_checkpoint()
+    for version in range(3):
+        log.path(version).unlink()
+    clock.ahead_ms = 2 * WEEK_MS
+    ours = cleaner(log)
+    assert ours.orphans(upto_version=pinned, orphan_grace_ms=WEEK_MS) == []
+    assert "orphan.parquet" in ours.orphans(upto_version=pinned + 1, orphan_grace_ms=WEEK_MS), "released"
 
 
 @pytest.mark.parametrize("damage", ["truncated", "hole", "no checkpoint", "linked"])
 def test_without_a_whole_log_nothing_counts_as_an_orphan(log: BareLog, clock: Clock, damage: str) -> None:
-    touch(log, "a.parquet", "b.parquet")
+    touch(log, "a.parquet", "b.parquet", "orphan.parquet")
     log.commit(add("a.parquet"))
     log.commit(add("b.parquet"))
     clock.ahead_ms = 2 * WEEK_MS
     ours = cleaner(log)
-    assert ours.orphans(orphan_grace_ms=WEEK_MS) == []
+    assert ours.orphans(upto_version=99, orphan_grace_ms=WEEK_MS) == ["orphan.parquet"]
     if damage == "truncated":
         log.path(2).write_text('{"add":{"path":"b.par')
     elif damage == "hole":
@@ -369,5 +599,5 @@ def test_without_a_whole_log_nothing_counts_as_an_orphan(log: BareLog, clock: Cl
         log.directory.rename(log.location.parent / "moved")
         log.directory.symlink_to(log.location.parent / "moved")
     with pytest.raises(BadLog):
-        ours.delete_orphans(orphan_grace_ms=WEEK_MS)
-    assert {"a.parquet", "b.parquet"} <= set(names(log))
+        ours.delete_orphans(upto_version=99, orphan_grace_ms=WEEK_MS)
+    assert {"a.parquet", "b.parquet", "orphan.parquet"} <= set(names(log))

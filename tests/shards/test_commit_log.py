@@ -116,7 +116,7 @@ def test_the_whole_state_is_what_the_commits_say(tmp_path: Path) -> None:
     state = full_state(location, {})
     assert state is not None
     assert state == (1, str(table.metadata().id), EMPTY, Frontier(2), 4)
-    assert state.found() == Found(since=Frontier(2), upper=EMPTY, log_version=1, table_id=state.table_id)
+    assert state.found() == Found(since=Frontier(2), upper=EMPTY, log_version=1, table_id=state.table_id, epoch=4)
 
 
 def test_the_whole_state_survives_a_checkpoint_and_a_clean_up(tmp_path: Path) -> None:

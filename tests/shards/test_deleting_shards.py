@@ -11,9 +11,10 @@ from deltalake import DeltaTable
 
 from app.shards.cleaning import PURGING, Cleaner, Deleted, NotSealed
 from app.shards.commit_log import full_state
-from app.shards.directory import LocalDirectory, ObjectDirectory
+from app.shards.directory import LocalDirectory
 from app.shards.errors import WrongTable
 from app.shards.lock import NAME as LOCK
+from app.shards.object_directory import ObjectDirectory
 from tests.shards.helpers import SEALED, append
 
 
@@ -71,6 +72,17 @@ def test_what_the_sealed_log_names_goes_and_the_log_stays(shard: Shard) -> None:
     assert state.table_id == shard.id
 
 
+def test_the_seal_is_durable_before_the_first_file_goes(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a loss of power could leave a table that takes appends, without its files."""
+    there: list[int] = []
+    sync = LocalDirectory.sync
+    monkeypatch.setattr(LocalDirectory, "sync", lambda place: (there.append(len(shard.data())), sync(place)))
+    shard.seal()
+    before = len(shard.data())
+    shard.cleaner().delete_everything_named()
+    assert there == [before]
+
+
 def test_a_shard_that_is_not_given_up_is_not_touched(shard: Shard) -> None:
     before = shard.files()
     for transactions in ({}, {"since": SEALED}, {"upper": SEALED, "since": 5}):
@@ -103,6 +115,34 @@ def test_a_purge_leaves_nothing_and_touches_nothing_else(shard: Shard) -> None:
     assert not shard.location.exists()
     assert list(shard.warehouse.iterdir()) == [precious]
     assert shard.cleaner().purge() == Deleted(0, 0)
+
+
+def files_below(place: Path) -> set[str]:
+    return {str(path.relative_to(place)) for path in place.rglob("*")}
+
+
+def test_a_purge_leaves_another_table_below_the_shard(shard: Shard, caplog: pytest.LogCaptureFixture) -> None:
+    shard.seal()
+    foreign = shard.location / "eu/de"
+    append(foreign, rows=3)
+    (foreign / "p=1/empty").mkdir(parents=True)
+    (shard.location / "eu/ours.parquet").write_text("x")
+    (shard.location / "unwritten/_delta_log").mkdir(parents=True)
+    before = files_below(foreign)
+    shard.cleaner().purge()
+    assert files_below(foreign) == before
+    assert DeltaTable(foreign).to_pyarrow_table().num_rows == 3
+    assert {name for name in files_below(shard.location) if not name.startswith("eu/de/")} == {
+        "eu",
+        "eu/de",
+        "unwritten",
+        "unwritten/_delta_log",
+    }
+    assert [(r.levelname, "eu/de" in r.getMessage()) for r in caplog.records if r.levelname == "WARNING"] == [
+        ("WARNING", True)
+    ]
+    assert shard.cleaner().purge() == Deleted(0, 0)
+    assert files_below(foreign) == before
 
 
 def test_a_purge_without_a_log_deletes_only_what_is_ours(shard: Shard) -> None:
@@ -183,7 +223,9 @@ def test_a_prefix_of_an_object_store_is_deleted_alike(shard: Shard, monkeypatch:
     ours = shard.cleaner()
     assert ours.dead_files(upto_version=9, older_than_ms=0) != []
     assert ours.dead_files(upto_version=9, older_than_ms=3_600_000) == []
-    assert ours.orphans(orphan_grace_ms=86_400_000) == []
+    assert ours.orphans(upto_version=99, orphan_grace_ms=86_400_000) == []
     assert ours.delete_everything_named().files == 4
+    append(shard.location / "eu", rows=3)
     ours.purge()
-    assert shard.files() == set()
+    assert {name.split("/")[0] for name in shard.files()} == {"eu"}
+    assert DeltaTable(shard.location / "eu").to_pyarrow_table().num_rows == 3

@@ -218,6 +218,21 @@ def test_a_log_that_is_gone_is_reported_once(world: World) -> None:
     assert "is gone" in str(reported[0].error)
 
 
+def test_a_log_that_comes_back_as_it_was_is_said_to_be_well(world: World) -> None:
+    log = world.shard("a", log_version=0)
+    watcher = world.watcher(check_every_ms=60_000)
+    watcher.tick()
+    moved = log.path(0).rename(log.path(0).with_suffix(".away"))
+    world.now_s += MINUTE_S
+    assert [seen.error is None for seen in watcher.tick()] == [False]
+    moved.rename(log.path(0))
+    world.now_s += 5
+    assert watcher.tick() == [Seen("a", ZERO, 0)]
+    for _ in range(5):
+        world.now_s += MINUTE_S
+        assert watcher.tick() == []
+
+
 def test_a_damaged_commit_is_reported_once_and_read_when_it_is_whole(world: World) -> None:
     log, other = world.shard("a", log_version=0), world.shard("b", log_version=0)
     watcher = world.watcher()
@@ -265,7 +280,7 @@ def test_quiet_shards_are_looked_at_less_often_but_boundedly_when_it_is_not(worl
 
     watcher.tick()
     assert looks_in(59) == 59
-    assert 20 <= looks_in(60) <= 45
+    assert 15 <= looks_in(60) <= 45  # every two to four seconds
     looks_in(120)
     assert 12 <= looks_in(60) <= 20  # every 5 s at the latest
     log.upper(SEALED)

@@ -1,0 +1,96 @@
+"""Which files were removed, and when: a shard's log, followed commit by commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from app.shards.commit_log import BadLog, read_commit
+from app.shards.directory import LOG, Directory, File
+from app.shards.errors import WrongTable
+from app.shards.log_files import Names, commit_files, data_file, key
+from app.state.commit_log import commit_path
+
+
+class Removal(NamedTuple):
+    name: str
+    version: int
+    at_ms: int
+
+
+class Removals:
+    """What commits have removed and none has added again. To forget it is harmless: it is read again."""
+
+    def __init__(self, directory: Directory, location: str, table_id: str) -> None:
+        self._directory = directory
+        self._location = location
+        self._table_id = table_id
+        self._removed: dict[str, Removal] = {}
+        self._last: File | None = None
+        self.version = -1
+        """Up to where the log was read; -1: not yet."""
+
+    def read_on(self) -> None:
+        """Takes in the commits that we have not read. All up to the newest: any of them may add a file again."""
+        listed: dict[int, File] = {}
+        # The last one that we know is there as it was, so those after it are: commits are cleaned up from the oldest
+        # on. If it is not, commits may be gone that we have not read; or the directory is an older copy of itself, and
+        # what we know is not its past.
+        if self._last is None or self._directory.file(self._last.name) != self._last:
+            self.forget()
+            listed = commit_files(self._directory.walk(LOG))
+            self.version = max(-1, first_in_a_row(listed) - 1)
+        before = self.version
+        while (file := listed.get(self.version + 1) or self._file(self.version + 1)) is not None:
+            self._take_in(self.version + 1, file)
+        if self.version > before:
+            self._last = self._file(self.version)  # a listing may show a time that is rounded in another way
+
+    def forget(self) -> None:
+        self.version, self._removed, self._last = -1, {}, None
+
+    def upto(self, version: int) -> list[Removal]:
+        return [removal for removal in self._removed.values() if removal.version <= version]
+
+    def first_after(self, version: int) -> int | None:
+        """The first version above this one that removed a file."""
+        return min((each.version for each in self._removed.values() if each.version > version), default=None)
+
+    def has(self, name: str, upto_version: int) -> bool:
+        """A file that was restored and removed again since is too young, and may be needed at a version in between."""
+        removal = self._removed.get(key(name))
+        return removal is not None and removal.version <= upto_version
+
+    def drop(self, name: str) -> None:
+        del self._removed[key(name)]
+
+    def check_table(self, table_id: str | None) -> None:
+        """WrongTable if that is not the id of the shard's; None: there is none."""
+        if table_id != self._table_id:
+            self.forget()
+            what = "no Delta table" if table_id is None else f"a Delta table with the id {table_id!r}"
+            raise WrongTable(f"There is {what} at {self._location!r}; the shard's id is {self._table_id!r}.")
+
+    def _file(self, version: int) -> File | None:
+        return self._directory.file(commit_path(version))
+
+    def _take_in(self, version: int, file: File) -> None:
+        commit = read_commit(self._directory, version)
+        if commit is None:
+            raise BadLog(f"Version {version} of the Delta log was cleaned up while it was to be read.")
+        if commit.table_id is not None:
+            self.check_table(commit.table_id)
+        for removed in commit.removed:
+            if (name := data_file(removed.path)) is not None:
+                self._removed[key(name)] = Removal(name, version, file.modified_ms)
+        for added in Names(commit.added).among(self._removed.keys()):
+            del self._removed[added]
+        self.version, self._last = version, file
+
+
+def first_in_a_row(commits: Mapping[int, File]) -> int:
+    """From there on all commits up to the newest are there; -1 if there are none."""
+    first = max(commits, default=-1)
+    while first - 1 in commits:
+        first -= 1
+    return first
