@@ -24,7 +24,7 @@ from typing import IO
 
 from app.broker_settings import LOGGING, PROPERTIES
 from app.jars import broker_jars
-from app.java import java
+from app.java import QUICK_START, java
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ PORT_ATTEMPTS = 5
 MESSAGE_MAX_BYTES = 8 * 1024 * 1024
 
 # C1 alone and the serial collector: a faster start and less memory, for less throughput at the top.
-JVM_OPTIONS = ("-Xmx512m", "-Xms64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true")
+JVM_OPTIONS = ("-Xmx512m", "-Xms64m", *QUICK_START, "-Djava.awt.headless=true")
 
 # Where the kernel cannot be asked to end the broker with us, a process of its own looks once a second.
 WATCH = sys.platform != "linux"

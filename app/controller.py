@@ -13,7 +13,7 @@ import platform
 import secrets
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
@@ -93,6 +93,8 @@ class Controller:
         )
         self._tables = Tables.open(self._config.root, storage_options=self._storage)
         self._writer = TableWriter(self._tables, after_merge=self._maintain)
+        # Once, and not when memory is read back later: leases are measured on it.
+        self._clock = Clock()
         recovered = self._take_up()
         self._raise_epoch(recovered)
         self._writer.start()
@@ -123,7 +125,7 @@ class Controller:
     def _take_up(self) -> Recovered:
         recovered = recover(self._journal, self._tables, now_ms=wall_ms())
         self.epoch = 0 if recovered.controller is None else recovered.controller.epoch
-        self._clock = Clock(not_below=recovered.last_at)
+        self._clock.never_below(recovered.last_at)
         self._applied_until = 0
         if recovered.controller is not None:
             self._root = recovered.controller.root
@@ -205,6 +207,10 @@ class Controller:
     def observe(self, observations: Iterable[Observation]) -> None:
         """Shards were seen with these uppers."""
         self.step("frontiers", lambda machine, now: machine.observe(now, observations))
+
+    def report(self, errors: Mapping[str, str | None]) -> None:
+        """The logs of these shards cannot be read, or can be read again (None): one entry for all."""
+        self.step("frontiers", lambda machine, now: machine.note_errors(now, errors))
 
     def heartbeat(self, *, applied_until: int | None) -> None:
         """What time alone does. What was on the topic at `applied_until` is applied; None: nobody knows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from app.controller import Controller
@@ -25,17 +26,26 @@ class Heartbeat:
     that fails, or waits for a slow store, must not keep leases alive.
     """
 
-    def __init__(self, controller: Controller, topics: Topics) -> None:
+    def __init__(self, controller: Controller, topics: Topics, processed: Callable[[], Mapping[int, int]]) -> None:
+        """`processed`: how far query 1 has read each partition; what it found there is applied.
+
+        The offset after the last record that was applied is not enough: a transaction of Kafka's ends with a marker
+        that is no record, and after it nothing may come for long.
+        """
         self._controller = controller
         self._topics = topics
+        self._processed = processed
         self._mark: _Mark | None = None
 
     def beat(self) -> None:
         topic = self._topics.commands()
         if self._mark is None or self._mark.topic != topic:
             self._mark = _Mark(self._controller.now(), topic, self._topics.ends())
-        applied = self._controller.offsets(topic)
-        reached = all(applied.get(partition, 0) >= end for partition, end in self._mark.ends.items())
+        applied, processed = self._controller.offsets(topic), self._processed()
+        reached = all(
+            applied.get(partition, 0) >= end or processed.get(partition, 0) >= end
+            for partition, end in self._mark.ends.items()
+        )
         self._controller.heartbeat(applied_until=self._mark.at if reached else None)
         if reached:
             self._mark = None

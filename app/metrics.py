@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from heapq import nsmallest
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -65,6 +66,9 @@ class Metrics:
             "Pieces of work on shards: create, evolve, tend (merge and clean up), finalize, purge.",
             ["kind", "outcome"],
             registry=registry,
+        )
+        self.working = Gauge(
+            "holdfast_work_running", "Pieces of work on shards that are under way.", ["kind"], registry=registry
         )
         self.merges = Counter("holdfast_merges", "Merges of a shard's history.", registry=registry)
         self.merged_bytes_before = Counter(
@@ -164,7 +168,7 @@ def _totals(state: State) -> Iterator[GaugeMetricFamily]:
 
 
 def _lags(state: State, now: int) -> Iterator[GaugeMetricFamily]:
-    ids = sorted(state.collections)
+    ids = nsmallest(MOST_COLLECTIONS, state.collections)
     upper = GaugeMetricFamily(
         "holdfast_upper_lag_seconds",
         "How far the upper is behind the clock, where it follows it.",
@@ -173,7 +177,7 @@ def _lags(state: State, now: int) -> Iterator[GaugeMetricFamily]:
     since = GaugeMetricFamily(
         "holdfast_history_seconds", "Upper minus since: how much history is kept.", labels=["collection"]
     )
-    for id in ids[:MOST_COLLECTIONS]:
+    for id in ids:
         collection = state.collections[id]
         if collection.upper in (ZERO, EMPTY):
             continue
@@ -185,7 +189,7 @@ def _lags(state: State, now: int) -> Iterator[GaugeMetricFamily]:
     yield GaugeMetricFamily(
         "holdfast_collections_without_series",
         f"Collections beyond the first {MOST_COLLECTIONS} by id, which have no lags here.",
-        max(0, len(ids) - MOST_COLLECTIONS),
+        len(state.collections) - len(ids),
     )
 
 

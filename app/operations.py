@@ -7,6 +7,9 @@ name, and only those which can never be live again (app/shards/cleaning.py).
 from __future__ import annotations
 
 import logging
+import random
+import threading
+from collections.abc import Callable
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -14,21 +17,25 @@ from pyspark.sql import SparkSession
 from app.config import Config, texts
 from app.core.frontier import EMPTY
 from app.core.images import Shard
+from app.core.shard_work import Merge
 from app.failpoints import reach
+from app.job import Job, Tended
 from app.metrics import Metrics
 from app.shards.cleaning import Cleaner, Deleted
 from app.shards.errors import Conflict, ShardMissing
 from app.shards.merging import merge_if_worthwhile
+from app.shards.places import empty_above
 from app.shards.updates import Updates, create
-from app.work import Job
+from app.state.errors import Fenced
 
 log = logging.getLogger(__name__)
 
 POOL: Final = "holdfast.work"
 """Spark's pool for all of this: it gets its share of the executors, and no more."""
 SOONEST_MS: Final = 1_000
-LATEST_MS: Final = 60_000
 ORPHANS_EVERY_MS: Final = 6 * 3_600_000
+MOST_CLEANERS: Final = 1_000
+"""How many remember what they have read of their shard's log. The others read it again."""
 
 
 class UnsupportedFormat(Exception):
@@ -43,7 +50,8 @@ class ShardOperations:
         self._options = texts(config.storage_options)
         self._warehouse = config.warehouse
         self._metrics = metrics
-        self._cleaners: dict[str, Cleaner] = {}
+        self._lock = threading.Lock()
+        self._cleaners: dict[str, Cleaner] = {}  # by shard, the one that was asked for last at the end
         self._orphans_at: dict[str, int] = {}
 
     def create(self, job: Job) -> None:
@@ -55,27 +63,43 @@ class ShardOperations:
         if job.schema is not None:
             self._updates(job.shard).evolve(job.schema)
 
-    def tend(self, job: Job) -> int | None:
+    def tend(self, job: Job, merged: Callable[[Merge], None]) -> Tended:
         self._enter(job.shard)
+        merge, soon = None, None
         try:
-            self._merge(job)
+            merge = self._merge(job)
         except Conflict as conflict:
             log.info("a merge is put off, someone else was quicker shard=%s conflict=%s", job.shard.id, conflict)
-            return job.now + SOONEST_MS
-        cleaner = self._cleaner(job.shard)
-        if job.clean_up_limit is not None:
-            grace_ms = job.parameters.vacuum_grace
-            self._count("dead", cleaner.delete_dead_files(upto_version=job.clean_up_limit, older_than_ms=grace_ms))
-        orphans_at = self._orphans_at.setdefault(job.shard.id, job.now)
-        if orphans_at <= job.now:
-            self._count("orphan", cleaner.delete_orphans(orphan_grace_ms=job.parameters.orphan_grace))
-            orphans_at = self._orphans_at[job.shard.id] = job.now + ORPHANS_EVERY_MS
-        if not cleaner.has_dead_files:
-            return orphans_at
-        # They wait for their grace, for a hold that pins them, or for their commit to be seen and journalled.
-        return job.now + min(max(job.parameters.vacuum_grace, SOONEST_MS), LATEST_MS)
+            soon = job.now + SOONEST_MS
+        except Fenced:
+            raise  # we were replaced: nothing more is touched
+        except Exception:
+            # A merge that always fails must not keep the files for ever that it has written each time.
+            self._clean_up(job)
+            raise
+        if merge is not None:
+            merged(merge)
+        left = self._clean_up(job)
+        return left if soon is None else left._replace(again_at=min(soon, left.again_at or soon))
 
-    def _merge(self, job: Job) -> None:
+    def _clean_up(self, job: Job) -> Tended:
+        """Deletes what is dead and what is orphaned; says when there will be more to delete."""
+        cleaner = self._cleaner(job.shard)
+        limit = -1 if job.clean_up_limit is None else job.clean_up_limit
+        grace_ms = job.parameters.vacuum_grace
+        self._count("dead", cleaner.delete_dead_files(upto_version=limit, older_than_ms=grace_ms))
+        # Not in each shard's first look, which all come at once.
+        again_at = self._orphans_at.setdefault(job.shard.id, job.now + random.randrange(ORPHANS_EVERY_MS))
+        if again_at <= job.now:
+            orphan_grace_ms = job.parameters.orphan_grace
+            self._count("orphan", cleaner.delete_orphans(upto_version=limit, orphan_grace_ms=orphan_grace_ms))
+            again_at = self._orphans_at[job.shard.id] = job.now + ORPHANS_EVERY_MS
+        waiting = cleaner.waiting(upto_version=limit, older_than_ms=grace_ms)
+        if waiting.due_in_ms is not None:
+            again_at = min(again_at, job.now + max(waiting.due_in_ms, SOONEST_MS))
+        return Tended(again_at, cleaner.version, waiting.pinned)
+
+    def _merge(self, job: Job) -> Merge | None:
         merged = merge_if_worthwhile(
             self._updates(job.shard),
             job.shard.since,
@@ -83,14 +107,17 @@ class ShardOperations:
             storage_options=self._options,
             pause=lambda: reach("merging"),
         )
-        if merged is not None:
-            self._metrics.merges.inc()
-            self._metrics.merged_bytes_before.inc(merged.bytes_before)
-            self._metrics.merged_bytes_after.inc(merged.bytes_after)
+        if merged is None:
+            return None
+        self._metrics.merges.inc()
+        self._metrics.merged_bytes_before.inc(merged.bytes_before)
+        self._metrics.merged_bytes_after.inc(merged.bytes_after)
+        return Merge(merged.to, merged.bytes_before, merged.bytes_after)
 
     def finalize(self, job: Job) -> None:
         shard = job.shard
         self._enter(shard)
+        log.info("finalizing shard=%s location=%s attempt=%d", shard.id, shard.location, shard.attempts + 1)
         if shard.log_version is None:
             # Nobody has seen it, but a writer may be about to make it: then it must find a log that is sealed.
             create(self._spark, shard.location, shard.table_id, job.schema)
@@ -99,16 +126,26 @@ class ShardOperations:
             updates.seal(job.epoch)
             updates.set_since(EMPTY, job.epoch)
         except ShardMissing:
+            self._check_mounted(shard)
             log.warning("a shard to be finalized is gone already shard=%s location=%s", shard.id, shard.location)
-            return
-        reach("finalizing")
-        self._count("finalized", self._cleaner(shard).delete_everything_named())
+        else:
+            reach("finalizing")
+            self._count("finalized", self._cleaner(shard).delete_everything_named())
+        self._forget(shard)
+
+    def _check_mounted(self, shard: Shard) -> None:
+        """ShardMissing, if the table may come back with its disk: it would be neither sealed nor deleted."""
+        if (empty := empty_above(shard.location, roots=self._warehouse)) is not None:
+            raise ShardMissing(
+                f"The table at {shard.location} is gone, and there is nothing in {empty}: is its disk not mounted? It "
+                "is tried again. If you have deleted the table, put a file there, whatever it is: then it counts as "
+                "finalized."
+            )
 
     def purge(self, job: Job) -> None:
         self._enter(job.shard)
         self._count("finalized", self._cleaner(job.shard).purge())
-        self._cleaners.pop(job.shard.id, None)
-        self._orphans_at.pop(job.shard.id, None)
+        self._forget(job.shard)
 
     def _enter(self, shard: Shard) -> None:
         if shard.format != "updates":
@@ -119,11 +156,22 @@ class ShardOperations:
         return Updates(self._spark, shard.location, shard.table_id)
 
     def _cleaner(self, shard: Shard) -> Cleaner:
-        if shard.id not in self._cleaners:
-            self._cleaners[shard.id] = Cleaner(
+        with self._lock:
+            cleaner = self._cleaners.pop(shard.id, None)
+        if cleaner is None:
+            cleaner = Cleaner(
                 location=shard.location, options=self._options, roots=self._warehouse, table_id=shard.table_id
             )
-        return self._cleaners[shard.id]
+        with self._lock:
+            self._cleaners[shard.id] = cleaner
+            while len(self._cleaners) > MOST_CLEANERS:
+                del self._cleaners[next(iter(self._cleaners))]  # the one that was asked for longest ago
+        return cleaner
+
+    def _forget(self, shard: Shard) -> None:
+        with self._lock:
+            self._cleaners.pop(shard.id, None)
+        self._orphans_at.pop(shard.id, None)
 
     def _count(self, why: str, deleted: Deleted) -> None:
         self._metrics.deleted_files.labels(why).inc(deleted.files)

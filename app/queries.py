@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -10,9 +11,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 from app.config import Config
 from app.controller import Controller
 from app.replies import Replies
+from app.shards.gateway import JVM_ERRORS, first_line
 from app.streams.commands import CommandStream
 from app.streams.frontiers import FrontierStream
 from app.topics import Topics
+
+log = logging.getLogger(__name__)
 
 _COMMANDS: Final = "commands"
 _FRONTIERS: Final = "frontiers"
@@ -43,7 +47,7 @@ class Queries:
         self._frontiers = FrontierStream(
             config=config,
             observe=controller.observe,
-            report=self._report,
+            report=controller.report,
             timed=lambda: controller.metrics.batch(_FRONTIERS),
         )
         self._running: dict[str, StreamingQuery] = {}
@@ -63,14 +67,27 @@ class Queries:
     def batches(self) -> int:
         return self._commands.batches + self._frontiers.batches
 
+    def processed(self) -> dict[int, int]:
+        """How far query 1 has read each partition of the command topic."""
+        return self._commands.processed(self._running[_COMMANDS])
+
     def report_progress(self) -> None:
         for name, query in self._running.items():
             self._controller.metrics.progress(name, query.lastProgress)
 
-    def end(self) -> None:
-        """The batches in hand are finished, and no others begun."""
-        for query in self._running.values():
-            query.stop()
+    def end(self, *, patience_s: float) -> None:
+        """The batches in hand are finished, and no others begun.
+
+        Not waited for without a limit: Kafka's client was seen to wait for ever for a broker that is gone, when it was
+        to be closed. A query that is left behind does no harm: it begins no batch, and one that it has in hand finds
+        in the journal what was applied already.
+        """
+        self._spark.conf.set("spark.sql.streaming.stopTimeout", str(int(patience_s * 1000)))
+        for name, query in self._running.items():
+            try:
+                query.stop()
+            except JVM_ERRORS as error:
+                log.warning("a query did not end within %.0f s query=%s: %s", patience_s, name, first_line(error))
         self._commands.remove_checkpoint()
         self._frontiers.remove_checkpoint()
 
@@ -82,6 +99,3 @@ class Queries:
         for query in self._running.values():
             if (error := query.exception()) is not None:
                 raise error
-
-    def _report(self, shard: str, error: str) -> None:
-        self._controller.step("frontiers", lambda machine, now: machine.work_failed(now, shard, error))

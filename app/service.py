@@ -46,6 +46,13 @@ EXIT_GAVE_UP: Final = 5
 _POLL_S: Final = 0.2
 _SHORTEST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 10.0
+_STOPPING_S: Final = 60.0
+"""For the batch in hand, when we are asked to stop."""
+_SHORTEST_STOP_S: Final = 5.0
+
+
+class QueryEnded(Exception):
+    """A query is no longer running, and nobody knows why. It is started anew."""
 
 
 class Service:
@@ -56,9 +63,10 @@ class Service:
         self._spark = spark
         self._bootstrap_servers = bootstrap_servers
         self._stop = threading.Event()
+        self._wake = threading.Event()  # a piece of work has ended. Not set by `stop`, which a signal handler may call
         self.controller = Controller(config)
         operations = ShardOperations(spark, config, self.controller.metrics)
-        self.work = Work(self.controller, operations, spawn=self._spawn)
+        self.work = Work(self.controller, operations, spawn=self._spawn, wake=self._wake.set)
         self._last_progress = time.monotonic()
         self._tables_wanted = 0
         self._booted = False
@@ -170,13 +178,16 @@ class Service:
                 self._said_ready = True
                 on_ready()
             with self._own_topics() as heartbeat_topics:
-                self._supervise(queries, Heartbeat(self.controller, heartbeat_topics))
+                self._supervise(queries, Heartbeat(self.controller, heartbeat_topics, queries.processed))
             queries.check()  # before the other one is stopped, which it would report as if it were the cause
+            if not once and not self._stop.is_set():
+                raise QueryEnded("A query ended, though nobody has asked it to, and it says of no failure.")
         finally:
-            if self._stop.is_set():
+            if self._stop.is_set() or once:
                 self.work.stop()
                 self.controller.stop_taking_batches()
-            queries.end()
+            patience_s = _STOPPING_S if self._stop.is_set() else max(_SHORTEST_STOP_S, self._limits_s()[1])
+            queries.end(patience_s=patience_s)
 
     @contextmanager
     def _own_topics(self) -> Iterator[Topics]:
@@ -216,7 +227,8 @@ class Service:
             if queries.batches > batches:
                 batches = queries.batches
                 self._progressed()
-            self._stop.wait(_POLL_S)
+            self._wake.wait(_POLL_S)
+            self._wake.clear()
 
     def _spawn(self, work: Callable[[], None], name: str) -> None:
         """A thread that does not keep the process alive: whatever it does is harmless to leave half done."""

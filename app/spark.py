@@ -74,6 +74,8 @@ def _settings(*, local: bool, logs: Path) -> dict[str, str]:
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.session.timeZone": "UTC",
+        # Beside Spark's own `url`: keys of object stores are in the options of our source, which plans show.
+        "spark.sql.redaction.options.regex": "(?i)url|storage_options",
         "spark.scheduler.mode": "FAIR",  # a merge of a large shard must not keep the next command waiting
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",

@@ -94,11 +94,18 @@ class Topics:
         return sorted(partition["partition_index"] for partition in described["partitions"])
 
     def ends(self) -> dict[int, int]:
-        """Per partition of the command topic, the offset after its last committed record."""
-        name = self._kafka.commands_topic
-        wanted = {TopicPartition(name, partition): OffsetSpec.LATEST for partition in self.partitions()}
-        found = self._admin.list_partition_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED)
+        """Per partition of the command topic, the offset after its last committed record.
+
+        Partitions with no record are left out: one whose records have all expired does not begin at 0.
+        """
+        first, end = self._offsets(OffsetSpec.EARLIEST), self._offsets(OffsetSpec.LATEST)
         self.commands()  # still the same one: so these are its ends
+        return {partition: offset for partition, offset in end.items() if offset > first[partition]}
+
+    def _offsets(self, which: int) -> dict[int, int]:
+        name = self._kafka.commands_topic
+        wanted = {TopicPartition(name, partition): which for partition in self.partitions()}
+        found = self._admin.list_partition_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED)
         return {where.partition: answer.offset for where, answer in found.items()}
 
 

@@ -58,11 +58,21 @@ class CommandStream:
         source = spark.readStream.format("kafka").options(**self._source_options(self._topic)).load()
         records = source.selectExpr("partition", "offset", "unix_millis(timestamp) AS timestamp", "value")
         writer = (
-            records.writeStream.queryName("commands")
+            # A name of its own: one that did not end in time may still have the last one's (see `Queries.end`).
+            records.writeStream.queryName(self._checkpoint.rpartition("/")[2])
             .option("checkpointLocation", self._checkpoint)
             .foreachBatch(self._batch)
         )
         return (writer.trigger(availableNow=True) if once else writer.trigger(processingTime="0 seconds")).start()
+
+    def processed(self, query: StreamingQuery) -> dict[int, int]:
+        """Per partition, how far the batches that are done with have read."""
+        progress = query.lastProgress
+        if progress is None:
+            return {}
+        (source,) = json.loads(progress.json)["sources"]  # pyspark would give its offsets as Python's text of a dict
+        ends = (source["endOffset"] or {}).get(self._topic.name, {})
+        return {int(partition): int(offset) for partition, offset in ends.items()}
 
     def _source_options(self, topic: Topic) -> dict[str, str]:
         offsets = self._controller.offsets(topic)

@@ -2,16 +2,18 @@
 
 Options: `state`, the directory of the state tables; `storage_options`, as JSON; `distribute_above`, the number of
 shards above which the executors look instead of the driver; `partitions`, into how many parts they then divide the
-shards; and the numbers of `app.shards.watching.Pacing`, each with `watch.` before its name.
+shards; `alive_every_ms`, how often there is a batch at least, be it an empty one; and the numbers of
+`app.shards.watching.Pacing`, each with `watch.` before its name.
 
 Its offset is a counter and means nothing: where to look comes from the state. Spark runs a batch when the offset has
-changed, so on the driver it moves only when something was found. The executors have to be asked to find that out, so
-there it moves on every trigger. Which of the two it is, is decided when the stream is loaded.
+changed, so on the driver it moves only when something was found, or as a sign of life. The executors have to be asked
+to find that out, so there it moves on every trigger. Which of the two it is, is decided when the stream is loaded.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, cast
 
@@ -37,6 +39,7 @@ class _Settings(NamedTuple):
     storage: dict[str, str]
     pacing: Pacing
     partitions: int
+    alive_every_ms: int
 
     def watcher(self) -> Watcher:
         return Watcher(Positions(self.state, self.storage), Looker(self.storage), self.pacing)
@@ -52,6 +55,7 @@ class CommitSource(DataSource):
             storage=json.loads(options.get("storage_options", "{}")),
             pacing=Pacing.from_options(options),
             partitions=int(options.get("partitions", "2")),
+            alive_every_ms=int(options.get("alive_every_ms", "5000")),
         )
         above = options.get("distribute_above")
         self._is_distributed = above is not None and self._number_of_shards() > int(above)
@@ -84,6 +88,7 @@ class DriverReader(SimpleDataSourceStreamReader):
     def __init__(self, settings: _Settings) -> None:
         self._settings = settings
         self._watcher: Watcher | None = None
+        self._alive_at_ms = 0.0
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
         return {"found": 0}
@@ -92,7 +97,11 @@ class DriverReader(SimpleDataSourceStreamReader):
         if self._watcher is None:
             self._watcher = self._settings.watcher()
         rows = [_row(seen) for seen in self._watcher.tick()]
-        return iter(rows), {"found": start["found"] + (1 if rows else 0)}
+        now_ms = time.monotonic() * 1000
+        if not rows and now_ms < self._alive_at_ms:
+            return iter(()), start
+        self._alive_at_ms = now_ms + self._settings.alive_every_ms
+        return iter(rows), {"found": start["found"] + 1}
 
     def readBetweenOffsets(self, start: dict[str, int], end: dict[str, int]) -> Iterator[_Row]:  # noqa: ARG002, N802
         """Nothing: what a batch that is run again had found is found again, because the state lacks it."""

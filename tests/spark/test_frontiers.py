@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from app.config import Config, StreamsConfig
 from app.core.advancing import Observation
 from app.core.duration import Duration
 from app.core.frontier import EMPTY, Frontier
+from app.streams import frontiers
 from app.streams.frontiers import FrontierStream
 from tests.shards.helpers import SEALED, FakeState, append
 
@@ -42,7 +43,7 @@ class World:
             ),
         )
         self.observed: list[Observation] = []
-        self.errors: list[tuple[str, str]] = []
+        self.errors: list[tuple[str, str | None]] = []
         self.confirming = True
         self._news = threading.Condition()
 
@@ -54,9 +55,9 @@ class World:
                     self.state.confirm(seen.shard, seen.upper, seen.log_version)
             self._news.notify_all()
 
-    def report(self, shard: str, error: str) -> None:
+    def report(self, errors: Mapping[str, str | None]) -> None:
         with self._news:
-            self.errors.append((shard, error))
+            self.errors += errors.items()
             self._news.notify_all()
 
     def wait(self, what: Callable[[], bool]) -> None:
@@ -128,7 +129,13 @@ def test_a_gap_is_bridged_and_errors_are_reported_once(
         for upper in (2, 3, 4):  # several ticks, in which the errors are there still
             append(tmp_path / "other", upper=upper)
             world.wait_for("other", Frontier(upper))
-    assert len(world.errors) == 2
+        assert len(world.errors) == 2
+        append(tmp_path / "whole", upper=1)
+        append(tmp_path / "whole", upper=8)
+        (tmp_path / f"whole/_delta_log/{1:020d}.json").replace(tmp_path / f"damaged/_delta_log/{1:020d}.json")
+        world.wait_for("damaged", Frontier(8))
+        world.wait(lambda: ("damaged", None) in world.errors)
+    assert len(world.errors) == 3
     assert [seen.log_version for seen in world.observed if seen.shard == "gap"] == [4]
 
 
@@ -170,6 +177,29 @@ def test_batches_run_only_when_something_is_new(spark: SparkSession, tmp_path: P
     assert [seen.upper for seen in world.observed] == [1, 2]
 
 
+def test_a_query_that_finds_nothing_gives_signs_of_life(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frontiers, "ALIVE_EVERY_MS", 100)
+    world = World(tmp_path)
+    alive = threading.Event()
+
+    @contextmanager
+    def timed() -> Iterator[None]:
+        yield
+        if stream.batches >= 3:
+            alive.set()
+
+    stream = FrontierStream(config=world.config, observe=world.observe, report=world.report, timed=timed)
+    query = stream.start(spark)
+    try:
+        assert alive.wait(PATIENCE_S)
+    finally:
+        query.stop()
+        stream.remove_checkpoint()
+    assert world.observed == []
+
+
 def test_a_failure_of_who_is_told_ends_the_query_and_is_kept(spark: SparkSession, tmp_path: Path) -> None:
     world = World(tmp_path)
     append(tmp_path / "a", upper=1)
@@ -194,11 +224,9 @@ def test_a_failure_of_who_is_told_ends_the_query_and_is_kept(spark: SparkSession
 
 def test_options_for_storage_are_not_shown(spark: SparkSession, tmp_path: Path) -> None:
     world = World(tmp_path)
-    append(tmp_path / "a", upper=1)
-    world.state.add("a", tmp_path / "a")
     secret = "hunter2"
-    world.config = msgspec.structs.replace(world.config, storage_options={"password_of_nothing": secret})
-    with world.watching(spark) as query:
-        world.wait_for("a", Frontier(1))
-        assert secret not in str(query.recentProgress)
-        assert secret not in query._jsq.explainInternal(True)
+    world.config = msgspec.structs.replace(world.config, storage_options={"azure_storage_account_key": secret})
+    source = FrontierStream(config=world.config, observe=world.observe, report=world.report)._source(spark)
+    plan = source._jdf.queryExecution().toString()
+    assert "storage_options=" in plan, "it does show the options"
+    assert secret not in plan

@@ -83,6 +83,19 @@ def test_a_lease_that_ends_with_a_batch_of_repeated_records_is_journalled(contro
     assert controller.read(lambda state: set(state.holds)) == journalled_holds(controller) == set()
 
 
+def test_a_time_of_day_that_was_set_forward_ends_no_lease_when_memory_is_read_back(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acquire = {"type": "acquire_read_holds", "id": "h1", "collections": ["a"], "holder": "me", "lease": "5m"}
+    controller.apply(TOPIC, [record(1, **acquire)])
+    before, hour_ms = controller.now(), 3_600_000
+    monkeypatch.setattr("app.clock.time.time_ns", lambda: (before + hour_ms) * 1_000_000)
+    controller.recover()
+    assert before <= controller.now() < before + hour_ms // 2
+    controller.heartbeat(applied_until=controller.now())
+    assert journalled_holds(controller) == {"h1/a"}
+
+
 def table_at(location: Path, columns: list[str], **transactions: int) -> None:
     write_deltalake(
         str(location),
@@ -125,6 +138,28 @@ def test_what_cannot_be_a_shard_is_not_registered(controller: Controller, tmp_pa
     refused = create_at(controller, 2, damaged)["error"]
     assert (refused["code"], "cannot be looked at" in refused["message"]) == ("INTERNAL", True)
     assert not controller.read(lambda state: [id for id in state.collections if id.startswith("t")])
+
+
+def test_a_place_with_files_of_others_is_no_new_shard(controller: Controller, tmp_path: Path) -> None:
+    place = tmp_path / "warehouse" / "place"
+    table_at(place / "eu", ["k", "v"])
+    refused = create_at(controller, 1, place)["error"]
+    assert (refused["code"], "there are files" in refused["message"]) == ("INVALID_ARGUMENT", True)
+    assert not controller.read(lambda state: [id for id in state.collections if id.startswith("t")])
+
+
+def test_a_shard_that_is_journalled_is_not_looked_at_again(controller: Controller, tmp_path: Path) -> None:
+    """Not if the command is sent anew either, after a crash that left something between the entry and the creation."""
+    place = tmp_path / "warehouse" / "place"
+    shard = {"location": str(place), "format": "updates"}
+    collections = [{"id": "t", "data_source": {"kind": "table"}, "shard": shard}]
+    command = {"type": "create_collections", "register_ts": 1, "collections": collections}
+    controller.apply(TOPIC, [record(1, **command, id="first")])
+    place.mkdir(parents=True)
+    (place / "_holdfast.lock").touch()
+    controller.recover()
+    (reply,) = controller.apply(TOPIC, [record(2, **command, id="second")])
+    assert json.loads(reply.value)["status"] == "ok"
 
 
 def test_a_damaged_file_of_the_journal_is_corruption_and_not_a_failure_that_passes(

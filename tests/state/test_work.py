@@ -16,9 +16,11 @@ from app.controller import Controller
 from app.core.advancing import Observation
 from app.core.frontier import EMPTY, Frontier
 from app.core.images import Shard
+from app.core.shard_work import Merge
+from app.job import Job, Tended
 from app.records import Record, Topic
 from app.state.errors import Fenced
-from app.work import FINALIZE_EVERY_MS, Job, Work
+from app.work import FINALIZE_EVERY_MS, WORKERS, Work
 
 TOPIC = Topic("commands", "topic-1")
 LIMIT_S = 30.0
@@ -34,7 +36,8 @@ class Recording:
     def __init__(self) -> None:
         self.done: list[tuple[str, str]] = []
         self.jobs: list[Job] = []
-        self.again_at: int | None = None
+        self.tended = Tended()
+        self.merge: Merge | None = None
         self.behave: Callable[[str, Job], None] = works
 
     def _do(self, kind: str, job: Job) -> None:
@@ -48,9 +51,11 @@ class Recording:
     def evolve(self, job: Job) -> None:
         self._do("evolve", job)
 
-    def tend(self, job: Job) -> int | None:
+    def tend(self, job: Job, merged: Callable[[Merge], None]) -> Tended:
         self._do("tend", job)
-        return self.again_at
+        if self.merge is not None:
+            merged(self.merge)
+        return self.tended
 
     def finalize(self, job: Job) -> None:
         self._do("finalize", job)
@@ -78,10 +83,10 @@ class World:
         self.controller._clock.now = lambda: self.time  # type: ignore[method-assign]  # time passes when we say so
         self.operations = Recording()
         self.work = Work(self.controller, self.operations, spawn=spawn)
-        self._offset = 0
+        self._offset = self.controller.offsets(TOPIC).get(0, 0)
 
     def command(self, type: str, **fields: Any) -> None:
-        line = {"type": type, "id": f"c{self._offset}", **fields}
+        line = {"type": type, "id": f"c-{self.controller.epoch}-{self._offset}", **fields}
         (reply,) = self.controller.apply(TOPIC, [Record(0, self._offset, wall_ms(), json.dumps(line).encode())])
         assert json.loads(reply.value)["status"] == "ok", reply
         self._offset += 1
@@ -122,7 +127,7 @@ def test_a_new_shard_is_created_once_and_then_left_alone_until_it_is_seen(world:
 def test_a_shard_is_tended_when_its_since_has_moved_and_not_more_often_than_that_may_happen(world: World) -> None:
     world.create("a")
     world.observe("a", 100, 1)
-    world.operations.again_at = world.time + 6 * 3_600_000  # to look for orphans
+    world.operations.tended = Tended(world.time + 6 * 3_600_000)  # to look for orphans
     world.work.tick()
     assert ("tend", "a") in world.operations.taken(), "once, when it is first seen: something may be left of an earlier"
     world.command("set_read_policies", policies=[{"collection": "a", "policy": {"kind": "step_back"}}])
@@ -144,13 +149,195 @@ def test_a_clean_up_that_has_to_wait_comes_again(world: World) -> None:
     world.observe("a", 100, 7)
     world.command("acquire_read_holds", collections=["a"], holder="r", lease="1h", pin_files=True)
     world.observe("a", 101, 9)
-    world.operations.again_at = world.time + 5_000
+    world.operations.tended = Tended(world.time + 5_000)
     world.work.tick()
     assert world.operations.jobs[-1].clean_up_limit == 7, "the hold pins what was there when it came"
-    world.operations.again_at = None
+    world.operations.tended = Tended()
     world.operations.taken()
     world.pass_ms(5_000)
     assert ("tend", "a") in world.operations.taken()
+
+
+def test_what_we_do_to_a_closed_shard_is_journalled_though_nobody_watches_it_any_more(world: World) -> None:
+    world.create("open", "closed")
+    world.observe("open", 100, 7)
+    world.observe("closed", EMPTY, 7)
+    world.operations.tended = Tended(world.time + 5_000, log_version=9)
+    world.work.tick()
+    assert world.shard("closed").log_version == 9
+    assert world.shard("open").log_version == 7, "there may be an upper in between that nobody has seen"
+    world.pass_ms(5_000)
+    closed = [job for job in world.operations.jobs if job.shard.owner == "closed"]
+    assert closed[-1].clean_up_limit == 9, "so that the files which it removed can go"
+
+
+class Later:
+    """Threads that have been started, but have not come far yet."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[str, Callable[[], None]]] = []
+
+    def __call__(self, work: Callable[[], None], name: str) -> None:
+        self.waiting.append((name, work))
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.waiting]
+
+    def run(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for _, work in waiting:
+            work()
+
+
+def test_long_merges_keep_nothing_else_waiting(tmp_path: Path) -> None:
+    later = Later()
+    world = World(tmp_path, later)
+    merging = [f"merging{number}" for number in range(WORKERS + 1)]
+    world.create("gone", *merging)
+    for id in merging:
+        world.observe(id, 100, 1)
+    world.command("drop_collections", collections=["gone"])
+    for _ in range(2 * WORKERS):
+        world.pass_ms(FINALIZE_EVERY_MS)
+    tends = [name for name in later.names if name.startswith("tend")]
+    assert len(tends) == WORKERS, "no more than that at once"
+    assert f"finalize {world.shard('gone').id}" in later.names
+    world.create("new")
+    world.pass_ms(1)
+    assert f"create {world.shard('new').id}" in later.names
+    world.controller.close()
+
+
+def test_no_shard_is_worked_on_twice_at_a_time(tmp_path: Path) -> None:
+    later = Later()
+    world = World(tmp_path, later)
+    world.create("a")
+    world.observe("a", 100, 1)
+    world.command("alter_table_desc", existing="a", new="a2", schema="k STRING, v INT", expected_version=0)
+    for _ in range(3):
+        world.pass_ms(60_000)
+    assert later.names == [f"evolve {world.shard('a2').id}"], "its clean-up is due too, but has to wait"
+    later.run()
+    world.pass_ms(1)
+    assert later.names == [f"tend {world.shard('a2').id}"]
+    world.controller.close()
+
+
+def test_a_finalization_that_ends_while_the_next_round_begins_is_not_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = Later()
+    world = World(tmp_path, later)
+    world.create("a")
+    world.command("drop_collections", collections=["a"])
+    world.pass_ms(FINALIZE_EVERY_MS)
+    assert later.names == [f"finalize {world.shard('a').id}"]
+    step = world.controller.step
+
+    def overtaken(origin: str, compute: Any) -> Any:
+        result = step(origin, compute)
+        if origin == "finalization":
+            later.run()
+        return result
+
+    monkeypatch.setattr(world.controller, "step", overtaken)
+    world.pass_ms(FINALIZE_EVERY_MS)
+    assert world.shard("a").state == "finalized"
+    assert later.names == []
+    world.work.check()
+    world.controller.close()
+
+
+def test_a_round_tries_every_dropped_shard_as_soon_as_there_is_room(world: World) -> None:
+    ids = [f"t{number}" for number in range(25)]
+    world.create(*ids)
+    world.command("drop_collections", collections=ids)
+    world.pass_ms(FINALIZE_EVERY_MS)
+    for _ in range(2):
+        world.work.tick()
+    assert {world.shard(id).state for id in ids} == {"finalized"}
+
+
+def test_what_cannot_even_be_started_is_tried_again(tmp_path: Path) -> None:
+    fails = True
+
+    def spawn(work: Callable[[], None], _: str) -> None:
+        if fails:
+            raise RuntimeError("can't start new thread")
+        work()
+
+    world = World(tmp_path, spawn)
+    world.create("a")
+    world.work.tick()
+    fails = False
+    world.pass_ms(1)
+    assert world.operations.taken() == [], "but not at once"
+    world.pass_ms(5_000)
+    assert world.operations.taken() == [("create", "a")]
+    world.controller.close()
+
+
+def test_dead_files_that_a_hold_pins_are_deleted_when_it_is_released(world: World) -> None:
+    world.create("a")
+    world.observe("a", 100, 7)
+    world.command("acquire_read_holds", id="hold", collections=["a"], holder="r", lease="1h", pin_files=True)
+    world.observe("a", 101, 9)
+    world.operations.tended = Tended(pinned=9)
+    world.work.tick()
+    assert world.operations.taken() == [("tend", "a")]
+    world.pass_ms(60_000)
+    assert world.operations.taken() == []
+    world.command("release_read_holds", holds=["hold/a"])
+    world.operations.tended = Tended()
+    world.pass_ms(1_000)
+    assert world.operations.taken() == [("tend", "a")]
+    assert world.operations.jobs[-1].clean_up_limit == 9
+
+
+def test_after_a_boot_shards_are_looked_after_one_by_one_and_first_those_that_move(
+    world: World, tmp_path: Path
+) -> None:
+    ids = [f"t{number:02}" for number in range(40)]
+    world.create(*ids)
+    for id in ids:
+        world.observe(id, 100, 1)
+    world.command("update_parameters", parameters={"since_downgrade_interval": 0})
+    successor = World(tmp_path, spawn=lambda work, _: work())
+    successor.pass_ms(0)
+    assert successor.operations.taken() == [("tend", "t00")]
+    successor.command("set_read_policies", policies=[{"collection": "t39", "policy": {"kind": "step_back"}}])
+    successor.pass_ms(0)
+    successor.pass_ms(0)
+    assert successor.operations.taken() == [("tend", "t39")]
+    for _ in ids:
+        successor.pass_ms(50)
+    assert sorted({id for _, id in successor.operations.taken()}) == ids[1:39]
+    successor.controller.close()
+
+
+def test_a_newer_epoch_on_a_shard_means_that_we_were_replaced(world: World) -> None:
+    """Also if our journal does not know of it: then it is not the newest, such as one from a backup."""
+
+    def fail(_: str, job: Job) -> None:
+        if job.shard.owner == "a":
+            raise Fenced("A controller with epoch 9 has worked on the shard; ours is 1.")
+
+    world.operations.behave = fail
+    world.create("a", "b")
+    world.work.tick()
+    with pytest.raises(Fenced, match="epoch 9"):
+        world.work.check()
+
+
+def test_a_merge_is_said_in_the_row_of_the_shard(world: World) -> None:
+    world.create("a")
+    world.observe("a", 100, 1)
+    world.operations.merge = Merge(to=99, bytes_before=1_000, bytes_after=10)
+    world.work.tick()
+    shard = world.shard("a")
+    assert (shard.merged_at, shard.merged_to) == (world.time, 99)
+    assert (shard.merged_bytes_before, shard.merged_bytes_after) == (1_000, 10)
 
 
 def test_a_dropped_shard_is_finalized_and_purged_in_time(world: World) -> None:
