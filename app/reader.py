@@ -15,6 +15,7 @@ clean-up and no drop can change what it reads. A frame is to be evaluated inside
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import threading
@@ -24,7 +25,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from app.client import Holdfast, Lease, milliseconds
@@ -32,7 +32,7 @@ from app.client_errors import InvalidArgument, InvalidUsage
 from app.commandline.settings import embedded_address
 from app.core.frontier import EMPTY, MAX_TIME_GIVEN, ZERO
 from app.reading import subscription
-from app.reading.arrow import Batches, batches, schema_of
+from app.reading.arrow import Batches, batches
 from app.reading.catalog import Catalog, Frontiers
 from app.reading.errors import ReadTimeout, ShardUnreadable, nothing_readable
 from app.reading.guard import Asked, Guard
@@ -54,6 +54,8 @@ class Reader:
     """Reads the collections of one root. Its methods may be called from any thread.
 
     Without `bootstrap_servers`, the controller of the root runs its own broker. `client`: one that is there already.
+    `timeout` is in seconds and says how long to wait for the controller. That of a read says how long to wait for its
+    time, and is a duration as in commands: `30s`, a timedelta, or milliseconds.
     """
 
     def __init__(
@@ -137,7 +139,7 @@ class Reader:
 
         def run() -> Generator[Any, None, None]:
             with self._at(collection, as_of, hold, timeout, "snapshot_cursor") as (reading, plan):
-                yield from _streamed(reading, reading.snapshot(plan, as_of, reading.small_parts()))
+                yield from _streamed(reading, reading.snapshot_in_parts(plan, as_of))
 
         return Batches(run())
 
@@ -148,7 +150,7 @@ class Reader:
 
         def run() -> Generator[Any, None, None]:
             with self._at(collection, as_of, hold, timeout, "snapshot_and_stream") as (reading, plan):
-                yield from _streamed(reading, reading.updates(plan, at_most=as_of, session=reading.small_parts()))
+                yield from _streamed(reading, reading.updates_in_parts(plan, at_most=as_of))
 
         return Batches(run())
 
@@ -251,17 +253,15 @@ class Reader:
     ) -> Iterator[tuple[Reading, Plan]]:
         """A read with the version that has everything up to its time."""
         with self._reading(collection, as_of, hold, f"{what} at {as_of}") as reading:
-            yield reading, reading.planner.at(as_of, timeout_s=_seconds(timeout))
+            yield reading, reading.planner.at(as_of, timeout_s=_seconds(timeout), level=logging.WARNING)
 
 
 def _streamed(reading: Reading, frame: DataFrame) -> Generator[Any, None, None]:
     """The schema, and then the batches."""
-    schema: pa.Schema = schema_of(frame)
     with reading.explained():
-        yield schema
-        for batch in batches(frame):
+        for each in batches(frame):
             reading.guard.check()
-            yield batch
+            yield each
 
 
 def _seconds(timeout: Lease | None) -> float | None:

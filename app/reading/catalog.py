@@ -37,13 +37,24 @@ class Frontiers(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The table of a shard. `seen`: it was there already."""
+    """The table of a shard. `seen`: it was there already. `given_up`: it is being finalized, or was."""
 
     shard: str
     location: str
     format: str
     table_id: str
     seen: bool
+    given_up: bool
+
+
+class Stored(NamedTuple):
+    """A collection's columns and timeline, and the shard that has its data."""
+
+    collection: str
+    schema: str | None
+    dropped: bool
+    timeline: str
+    place: Place
 
 
 class Source(NamedTuple):
@@ -51,7 +62,6 @@ class Source(NamedTuple):
 
     collection: str
     schema: str | None
-    dropped: bool
     place: Place
     logs: tuple[Place, ...]
 
@@ -79,23 +89,43 @@ class Catalog:
         return found
 
     def source(self, id: str, *, at_least: int) -> Source:
-        row = self._collections([id], at_least)[id]
-        description = _decode(row["description"])
-        shards, through = [row["shard"]], description
+        own, *logs = self.chain(id, at_least=at_least)
+        return Source(own.collection, own.schema, own.place, tuple(log.place for log in logs))
+
+    def chain(self, id: str, *, at_least: int) -> list[Stored]:
+        """A collection, and then the logs that it is written through, if it is a table with `txns`."""
+        found: list[tuple[Description, dict[str, Any]]] = []
+        through: str | None = id
         # The log of a table is a collection, and may itself be written through another.
-        while isinstance(through.data_source, Table) and through.data_source.txns is not None:
-            log = self._collections([through.data_source.txns], at_least)[through.data_source.txns]
-            shards.append(log["shard"])
-            through = _decode(log["description"])
-        places = self._places(shards, at_least)
-        own, *logs = (places[shard] for shard in shards)
-        return Source(id, description.schema, row["dropped"], own, tuple(logs))
+        while through is not None:
+            row = self._collections([through], at_least)[through]
+            description = _decode(row["description"])
+            found.append((description, row))
+            through = description.data_source.txns if isinstance(description.data_source, Table) else None
+        places = self._places([row["shard"] for _, row in found], at_least)
+        return [
+            Stored(row["id"], described.schema, row["dropped"], described.timeline, places[row["shard"]])
+            for described, row in found
+        ]
 
     def is_dropped(self, id: str) -> bool:
         return not any(not row["dropped"] for row in self._rows("collections", "id", [id], at_least=0))
 
     def pins_files(self, hold: str, *, at_least: int) -> bool:
         return any(row["pin_files"] for row in self._rows("holds", "hold", [hold], at_least=at_least))
+
+    def result_of(self, command: str, place: Mapping[str, Any], *, at_least: int) -> dict[str, Any]:
+        """The result of a command whose reply only said in which row it is."""
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            for row in self._rows("commands", "id", [command], at_least=at_least):
+                if all(row[column] == place[column] for column in ("topic", "partition", "offset")):
+                    result: dict[str, Any] = msgspec.json.decode(row["result"])
+                    return result
+            # The reply to a duplicate has the seq of the first, and its own row comes later.
+            if time.monotonic() > deadline:
+                raise TablesBehind(f"The result of the command {command!r} is not in the table `commands` yet.")
+            time.sleep(_LOOK_S)
 
     def _collections(self, ids: list[str] | None, at_least: int) -> dict[str, dict[str, Any]]:
         rows = {row["id"]: row for row in self._rows("collections", "id", ids, at_least=at_least)}
@@ -107,12 +137,18 @@ class Catalog:
         return rows
 
     def _places(self, shards: list[str], at_least: int) -> dict[str, Place]:
-        return {
-            row["shard"]: Place(
-                row["shard"], row["location"], row["format"], row["table_id"] or "", row["log_version"] is not None
-            )
-            for row in self._rows("shards", "shard", shards, at_least=at_least)
-        }
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            found = {row["shard"]: _place(row) for row in self._rows("shards", "shard", shards, at_least=at_least)}
+            missing = set(shards) - found.keys()
+            if not missing:
+                return found
+            # The tables are merged one after the other: a shard may come later than its collection.
+            if time.monotonic() > deadline:
+                raise TablesBehind(
+                    f"The shard {min(missing)!r} is not in the tables yet: the controller has stopped, or is very slow."
+                )
+            time.sleep(_LOOK_S)
 
     def _rows(self, table: str, key: str, values: list[str] | None, *, at_least: int) -> list[dict[str, Any]]:
         if values is not None and not values:
@@ -140,6 +176,17 @@ class Catalog:
             time.sleep(_LOOK_S)
             table.update_incremental()
         return table
+
+
+def _place(row: Mapping[str, Any]) -> Place:
+    return Place(
+        row["shard"],
+        row["location"],
+        row["format"],
+        row["table_id"] or "",
+        seen=row["log_version"] is not None,
+        given_up=row["state"] in ("finalizing", "finalized"),
+    )
 
 
 def _literal(value: str) -> str:

@@ -62,7 +62,9 @@ def consolidated(rows: DataFrame, count: str) -> DataFrame:
 def each_once(rows: DataFrame) -> DataFrame:
     """The rows without a count, if every count is 1; else whatever is computed from this fails with `MANY`."""
     columns = _summable(rows)
-    summed = rows.groupBy(*map(_column, columns)).agg(sql.sum(DIFF).alias(DIFF))
+    # Without columns there is one sum, also of nothing: then it is null.
+    total = sql.coalesce(sql.sum(DIFF), sql.lit(0)).alias(DIFF)
+    summed = rows.groupBy(*map(_column, columns)).agg(total)
     wrong = sql.raise_error(sql.concat(sql.lit(f"{MANY} "), _column(DIFF).cast("string")))
     # As a filter: a check in a column would not be evaluated when nobody asks for that column.
     checked = sql.when(_column(DIFF) == 0, False).when(_column(DIFF) == 1, True).otherwise(wrong)
@@ -78,7 +80,7 @@ def at_time(counted: DataFrame, time: int, count: str) -> DataFrame:
 
 def _load(spark: SparkSession, location: str, version: int) -> DataFrame:
     for setting in _LENIENT:
-        if spark.conf.get(setting, "false") == "true":
+        if (spark.conf.get(setting) or "").strip().lower() == "true":
             raise InvalidUsage(
                 f"With {setting} Spark leaves out what it cannot read: such a read is not exact. Unset it."
             )

@@ -12,9 +12,16 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 from app.client import Holdfast
-from app.client_errors import CollectionMissing, InvalidArgument, SinceViolation
-from app.client_holds import Holds
-from app.clock import steady_ms
+from app.client_errors import (
+    CollectionMissing,
+    HoldMissing,
+    InvalidArgument,
+    NotAnswering,
+    ReadBeforeSince,
+    SinceViolation,
+)
+from app.client_holds import Holds, lost, never_sent
+from app.clock import steady_ms, wall_ms
 from app.reading.catalog import Catalog
 from app.reading.errors import before_since
 
@@ -39,20 +46,19 @@ class _Clone(Holds):
         super().__init__(client, [], {}, lease_ms=lease_ms, on_lost=None)
         self._cloned = hold
 
-    def _beginning(self) -> dict[str, Any]:
-        return {"type": "clone_read_holds", "holds": [self._cloned]}
+    def _begin(self, command_id: str) -> dict[str, Any]:
+        # Both are sent before anything is awaited, and applied in this order: whoever dies here leaves behind neither,
+        # or a hold that ends with its lease.
+        clone = {"type": "clone_read_holds", "id": command_id, "issued_at": wall_ms(), "holds": [self._cloned]}
+        renewal = {"type": "renew_read_holds", "holds": self._expected_ids(command_id), "lease": self._lease_ms}
+        cloned, _ = self._client.send_all([clone, renewal])
+        return cloned
+
+    def _made_nothing(self, error: BaseException) -> bool:
+        return never_sent(error)  # if the renewal was refused, the clone is there
 
     def _expected_ids(self, command_id: str) -> list[str]:
         return [f"{command_id}/{self._cloned}"]
-
-    def _keep(self, sent_at: int) -> None:
-        sent_at = steady_ms()
-        try:
-            self._client.renew_read_holds(self.ids, lease=self._lease_ms)
-        except BaseException:
-            self._client.post({"type": "release_read_holds", "holds": self.ids})
-            raise
-        super()._keep(sent_at)
 
 
 class Guard:
@@ -105,7 +111,10 @@ class Guard:
         """What is before this time is no longer needed."""
         for holds in self._kept:
             if any(hold.since is not None and hold.since < to for hold in holds.values()):
-                holds.downgrade(to)
+                try:
+                    holds.downgrade(to)
+                except HoldMissing as error:  # heard of it before a renewal did
+                    raise lost(error) from error
 
     def pin_again(self) -> None:
         """Lets go of files that only older versions have, now and then. To be called between two plans."""
@@ -115,6 +124,12 @@ class Guard:
         try:
             self._acquire(self.since)
         except CollectionMissing:  # it was dropped meanwhile, and takes no new holds: the old one stays
+            self._pinned_at = steady_ms()
+            return
+        except ReadBeforeSince as error:  # which cannot be while our own hold is there
+            raise lost(error) from error
+        except NotAnswering as error:  # the old one is as good; whether it is still there is the renewals' matter
+            log.warning("files could not be pinned anew collection=%s error=%s", self.collection, error)
             self._pinned_at = steady_ms()
             return
         for holds in old:
@@ -162,6 +177,7 @@ class Guard:
         except CollectionMissing:
             # Its time is held, so a merge changes nothing of what is read; only files may go, `vacuum_grace` after a
             # merge. Then the read fails, and can be repeated.
+            self._pinned_at = steady_ms()
             log.warning(
                 "reading a dropped collection without pinned files collection=%s hold=%s", held.collection, hold
             )

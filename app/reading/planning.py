@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 0.5
+SAY_FIRST_S: Final = 1.0
 SAY_EVERY_S: Final = 5.0
 
 
@@ -106,20 +107,27 @@ class Planner:
     def files(self) -> Any:
         return self._own.files()
 
-    def at(self, as_of: int, *, timeout_s: float | None, idle: Callable[[], None] = lambda: None) -> Plan:
-        """A version that is complete at a time; waits for it. `idle` is called between two looks."""
-        begun = said = time.monotonic()
+    def at(
+        self, as_of: int, *, timeout_s: float | None, idle: Callable[[], None] = lambda: None, level: int = logging.INFO
+    ) -> Plan:
+        """A version that is complete at a time; waits for it. `idle` is called between two looks.
+
+        It says that it waits, on a `level`: who waits for one read wants to see it in a notebook as well.
+        """
+        begun = time.monotonic()
+        say_at = begun + SAY_FIRST_S
         pause_s = FIRST_PAUSE_S
-        waited = False
+        self.guard.pin_again()
         while (plan := self.newest()).upper <= as_of:
             self.guard.check()
             now = time.monotonic()
             if timeout_s is not None and now - begun >= timeout_s:
                 raise self._too_late(as_of, plan.upper, now - begun)
-            if not waited or now - said >= SAY_EVERY_S:
-                waited, said = True, now
-                self._say(as_of, plan.upper, now - begun)
+            if now >= say_at:
+                say_at = now + SAY_EVERY_S
+                self._say(level, as_of, plan.upper, now - begun)
             idle()
+            self.guard.pin_again()
             left_s = pause_s if timeout_s is None else begun + timeout_s - time.monotonic()
             time.sleep(max(0.0, min(pause_s, left_s)))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -131,9 +139,9 @@ class Planner:
             self.guard.check()  # if the hold was lost, that is why
             raise before_since(self.source.collection, as_of, int(plan.since))
 
-    def _say(self, as_of: int, upper: Frontier, waited_s: float) -> None:
-        log.info(
-            "waiting collection=%s as_of=%d upper=%d behind=%d waited_s=%.0f",
+    def _say(self, level: int, as_of: int, upper: Frontier, waited_s: float) -> None:
+        log.log(
+            level, "waiting collection=%s as_of=%d upper=%d behind=%d waited_s=%.0f",
             self.source.collection, as_of, upper, as_of - upper + 1, waited_s,
         )  # fmt: skip
 

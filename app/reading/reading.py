@@ -9,11 +9,11 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 
 from app.client_errors import HoldfastError
-from app.reading.arrow import session_for
+from app.reading.arrow import parts_for, session_for
 from app.reading.errors import ShardUnreadable, wrong_count
 from app.reading.frames import VersionTooOld, consolidated, each_once, updates
 from app.reading.planning import Plan, Planner
-from app.reading.stats import bytes_of
+from app.reading.stats import parts_of
 
 MOST_PLANS: Final = 10
 
@@ -53,9 +53,16 @@ class Reading:
             readable,
         )
 
-    def small_parts(self) -> SparkSession:
-        """A session for Arrow batches of the version that was planned last."""
-        return session_for(self.spark, bytes_of(self.planner.files()))
+    # The same for Arrow batches: in small partitions, of the version that was planned last.
+
+    def snapshot_in_parts(self, plan: Plan, as_of: int) -> DataFrame:
+        parts = parts_for(parts_of(self.planner.files(), as_of))
+        return self.snapshot(plan, as_of, session_for(self.spark, parts))  # summing shuffles the rows anyway
+
+    def updates_in_parts(self, plan: Plan, *, at_least: int | None = None, at_most: int | None = None) -> DataFrame:
+        parts = parts_for(parts_of(self.planner.files(), at_most, at_least=at_least))
+        rows = self.updates(plan, at_least=at_least, at_most=at_most, session=session_for(self.spark, parts))
+        return rows.repartition(parts.number) if parts.spread else rows
 
     def _built(self, build: Callable[[Plan], DataFrame], plan: Plan, readable: int | None) -> DataFrame:
         for _ in range(MOST_PLANS):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from app.core.frontier import value_of
 from app.reading.planning import Plan
 from app.shards.columns import TIME
+
+_COLUMNS: Final = ("path", "size_bytes", "num_records", f"min.{TIME}", f"max.{TIME}")
 
 
 class PartStats(NamedTuple):
@@ -44,9 +46,12 @@ class SnapshotStats(NamedTuple):
         return self.most_updates if self.least_updates == self.most_updates else None
 
 
-def parts_of(files: Any, as_of: int) -> list[PartStats]:
-    """The files that a read at a time has to open."""
-    rows = [] if files is None else pa.table(files).to_pylist()
+def parts_of(files: Any, at_most: int | None, *, at_least: int | None = None) -> list[PartStats]:
+    """The files that a read of the updates from one time up to another, both included, has to open."""
+    if files is None:
+        return []
+    table = pa.table(files)
+    rows = table.select([name for name in _COLUMNS if name in table.column_names]).to_pylist()
     parts = [
         PartStats(
             row["path"],
@@ -57,11 +62,14 @@ def parts_of(files: Any, as_of: int) -> list[PartStats]:
         )
         for row in rows
     ]
-    return sorted(part for part in parts if part.least_time is None or part.least_time <= as_of)
+    return sorted(part for part in parts if _has_any(part, at_most, at_least))
 
 
-def bytes_of(files: Any) -> int:
-    return sum(pa.table(files)["size_bytes"].to_pylist()) if files is not None else 0
+def _has_any(part: PartStats, at_most: int | None, at_least: int | None) -> bool:
+    """Whether a file may have updates at these times, as far as the log knows."""
+    too_late = at_most is not None and part.least_time is not None and part.least_time > at_most
+    too_early = at_least is not None and part.greatest_time is not None and part.greatest_time < at_least
+    return not too_late and not too_early
 
 
 def summary(plan: Plan, parts: Iterable[PartStats], as_of: int) -> SnapshotStats:

@@ -7,22 +7,22 @@ updates to a time of at most `t`, and the next step begins after `t`: so no upda
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
-import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from app.client_errors import CollectionMissing, NotAnswering
 from app.clock import steady_ms
-from app.core.frontier import EMPTY, value_of
-from app.reading.arrow import batches
+from app.core.frontier import EMPTY, MAX_TIME_GIVEN, value_of
+from app.reading.arrow import Batches, batches
 from app.reading.frames import at_time
 from app.reading.planning import Plan
 from app.reading.reading import Reading
+from app.reading.running import Run
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +41,17 @@ class Step:
     upper: int | None
     is_snapshot: bool
     frame: DataFrame = field(repr=False)
-    _small: Callable[[], DataFrame] = field(repr=False)
+    _in_parts: Callable[[], DataFrame] = field(repr=False)
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """The same as `frame`, in Arrow batches, one partition at a time."""
-        return batches(self._small())
+    @property
+    def completed(self) -> int:
+        """What `Subscription.completed` is when this step is done with. After the last one: the last time there is."""
+        # Not `[]` itself: one must be able to go on from here.
+        return MAX_TIME_GIVEN if self.upper is None else self.upper - 1
+
+    def batches(self) -> Batches:
+        """The same as `frame`, in Arrow batches, one small partition at a time."""
+        return Batches(batches(self._in_parts()))
 
 
 class Stopped(Exception):
@@ -60,13 +66,12 @@ class Progress:
     stopped: bool = False
 
 
-class Subscription(Iterator[Step]):
+class Subscription(Run[Step]):
     """Asking for the next step says that the one before is done with: what it needed is let go then."""
 
-    def __init__(self, run: Generator[Step | None, None, None], progress: Progress) -> None:
-        self._run = run
+    def __init__(self, run: Generator[Any, None, None], progress: Progress) -> None:
+        super().__init__(run)
         self._progress = progress
-        next(run)  # acquires the hold: only what was started can be ended
 
     @property
     def completed(self) -> int | None:
@@ -74,26 +79,12 @@ class Subscription(Iterator[Step]):
         return self._progress.completed
 
     def stop(self) -> None:
-        """Ends the waiting for the next step, from any thread: then the iteration ends."""
+        """Ends the iteration, from any thread: there is no step after the one that is being waited for or worked on."""
         self._progress.stopped = True
 
     def close(self) -> None:
         """Lets the hold go. Not while another thread is waiting for a step: see `stop`."""
-        self._run.close()
-
-    def __next__(self) -> Step:
-        step = next(self._run)
-        if step is None:
-            raise AssertionError("only the start of a subscription is no step")
-        return step
-
-    def __enter__(self) -> Subscription:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        super().close()
 
 
 def run(
@@ -111,42 +102,44 @@ def run(
         first = reading.guard.since if as_of is None else as_of
         idle = _Idle(reading, progress, dropped)
         try:
+            idle()
             if snapshot:
                 plan = reading.planner.at(first, timeout_s=timeout_s, idle=idle)
                 yield _snapshot(reading, plan, first)
             progress.completed = first
             while True:
+                idle()
                 lower = progress.completed + 1
                 plan = reading.planner.at(lower, timeout_s=timeout_s, idle=idle)
                 reading.planner.check_since(lower - 1, plan)
                 reading.guard.check()
-                yield _changes(reading, plan, lower)
+                step = _changes(reading, plan, lower)
+                yield step
+                progress.completed = max(progress.completed, step.completed)
                 if plan.upper == EMPTY:
                     return
-                progress.completed = int(plan.upper) - 1
-                idle.after_step()
         except Stopped:
             return
 
 
 def _snapshot(reading: Reading, plan: Plan, as_of: int) -> Step:
-    def frame(session: SparkSession | None = None) -> DataFrame:
-        return at_time(reading.snapshot(plan, as_of, session), as_of, reading.count_column)
+    def frame(counted: DataFrame) -> DataFrame:
+        return at_time(counted, as_of, reading.count_column)
 
-    return Step(0, as_of + 1, True, frame(), lambda: frame(reading.small_parts()))
+    rows = frame(reading.snapshot(plan, as_of))
+    return Step(0, as_of + 1, True, rows, lambda: frame(reading.snapshot_in_parts(plan, as_of)))
 
 
 def _changes(reading: Reading, plan: Plan, lower: int) -> Step:
     last = None if plan.upper == EMPTY else int(plan.upper) - 1
 
-    def frame(session: SparkSession | None = None) -> DataFrame:
-        return reading.updates(plan, at_least=lower, at_most=last, session=session)
-
-    return Step(lower, value_of(plan.upper), False, frame(), lambda: frame(reading.small_parts()))
+    rows = reading.updates(plan, at_least=lower, at_most=last)
+    in_parts = partial(reading.updates_in_parts, plan, at_least=lower, at_most=last)
+    return Step(lower, value_of(plan.upper), False, rows, in_parts)
 
 
 class _Idle:
-    """What is done between two looks at the log: the hold follows the consumer, and a drop is noticed."""
+    """What is done after a step and between two looks at the log: the hold follows the consumer, a drop is noticed."""
 
     def __init__(self, reading: Reading, progress: Progress, dropped: Callable[[], bool]) -> None:
         self._reading = reading
@@ -159,17 +152,17 @@ class _Idle:
     def __call__(self) -> None:
         if self._progress.stopped:
             raise Stopped
-        if self._is_dropped:  # noticed before the last look at the log, which found nothing new
+        if self._is_dropped:  # noticed before the last look at the log, of which everything was given
             raise CollectionMissing(
                 f"{self._reading.collection!r} was dropped. All of its changes up to {self._progress.completed} were "
                 "given. To follow a dropped collection, subscribe under a hold of your own, with `hold`."
             )
-        self.after_step()
+        self._follow()
         if steady_ms() - self._looked_at >= LOOK_FOR_DROP_MS:
             self._looked_at = steady_ms()
             self._is_dropped = self._dropped()
 
-    def after_step(self) -> None:
+    def _follow(self) -> None:
         """Moves the hold on, not more often than it is of use to anybody."""
         completed = self._progress.completed
         if completed is None or steady_ms() - self._downgraded_at < DOWNGRADE_EVERY_MS:
@@ -179,7 +172,6 @@ class _Idle:
             if guard.since < completed:
                 self._downgraded_at = steady_ms()
                 guard.downgrade(completed)
-            guard.pin_again()
         except NotAnswering as error:
             # A hold that stays behind is as good; whether it is still there is the renewals' matter, and `check`'s.
             log.warning("the hold could not be moved on, trying again collection=%s error=%s", guard.collection, error)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from app.java import QUICK_START
 from app.shards.errors import UpperMismatch
 from app.shards.updates import Updates
 from app.spark import session
@@ -27,12 +28,14 @@ def race(spark: SparkSession, shard: Updates, name: str, rounds: int) -> list[in
 
 
 def main(location: str, table_id: str, rounds: int, logs: str) -> None:
-    spark = session("racer", master="local[1]", logs=Path(logs))
+    options = {"spark.driver.extraJavaOptions": " ".join(QUICK_START)}
+    spark = session("racer", master="local[1]", logs=Path(logs), extra=options)
     shard = Updates(spark, location, table_id)
     rows(spark, (0, 1, "warm", 1)).collect()
     print("ready", flush=True)
     sys.stdin.readline()
     print(json.dumps(race(spark, shard, "other", rounds)), flush=True)
+    sys.stdin.readline()  # the other one may still be trying
     with shard.table.lock():
         print("locked", flush=True)
         sys.stdin.readline()

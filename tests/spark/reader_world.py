@@ -66,14 +66,25 @@ def counted(rows: Iterable[Any]) -> dict[Update, int]:
 class DirectClient(Holdfast):
     """Hands commands to a controller, one by one, from any thread."""
 
-    def __init__(self, controller: Controller, root: str) -> None:
+    def __init__(self, controller: Controller, root: str, *, first_offset: int = 0) -> None:
         super().__init__(root=root)
         self._controller = controller
-        self._offset = 0
+        self._offset = first_offset
         self._sending = threading.Lock()
         self.refused: list[Reply] = []
+        self.later = 0  # how much was sent without waiting for anything
 
-    def ask(self, command: Mapping[str, Any], *, timeout: float | None = None) -> Reply:  # noqa: ARG002
+    def ask_all(self, commands: Iterable[Mapping[str, Any]], *, timeout: float | None = None) -> list[Reply]:  # noqa: ARG002
+        return [self._apply(command) for command in commands]
+
+    def post(self, command: Mapping[str, Any]) -> None:
+        self._apply(command)
+
+    def post_later(self, command: Mapping[str, Any]) -> None:
+        self.later += 1
+        self._apply(command)
+
+    def _apply(self, command: Mapping[str, Any]) -> Reply:
         message = {"id": self.new_command_id(), **{key: value for key, value in command.items() if value is not None}}
         with self._sending:
             record = Record(0, self._offset, wall_ms(), json.dumps(message).encode())
@@ -84,9 +95,6 @@ class DirectClient(Holdfast):
         if reply["status"] != "ok":
             self.refused.append({**reply, "command": message})
         return reply
-
-    def post(self, command: Mapping[str, Any]) -> None:
-        self.ask(command)
 
 
 class World:

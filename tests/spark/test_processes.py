@@ -34,6 +34,7 @@ def test_two_processes_race_and_a_killed_one_leaves_no_lock(spark: SparkSession,
             expected = {("ours", time): 1 for time in ours} | {("other", time): 1 for time in theirs}
             assert content(spark, shard) == expected
 
+            print("lock", file=other.stdin, flush=True)
             assert other.stdout.readline() == "locked\n"
             with pytest.raises(LockTimeout):
                 Updates(spark, location, table_id, lock_timeout_s=0.2).advance_upper(ROUNDS, ROUNDS + 1)

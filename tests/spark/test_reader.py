@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,8 +88,7 @@ def test_what_a_version_can_no_longer_tell_is_not_read_even_under_a_hold(world: 
 def test_a_read_of_the_future_waits_until_its_time_is_complete(
     world: World, reader: Reader, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "app.reading")
-    found = []
+    found = []  # it must be seen with Python's defaults: no level is set here
 
     def read() -> None:
         with reader.snapshot("orders", 9, timeout="1m") as rows:
@@ -258,7 +256,7 @@ def test_another_table_in_the_place_of_a_shard_is_not_read(world: World, reader:
 def test_settings_with_which_spark_leaves_out_data_are_refused(
     world: World, reader: Reader, spark: SparkSession
 ) -> None:
-    spark.conf.set("spark.sql.files.ignoreMissingFiles", "true")
+    spark.conf.set("spark.sql.files.ignoreMissingFiles", "True")  # as Spark takes it
     try:
         with pytest.raises(InvalidUsage, match="ignoreMissingFiles"), reader.snapshot("orders", 5):
             pass

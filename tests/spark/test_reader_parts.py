@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,10 +73,71 @@ def test_a_read_in_parts_lets_go_when_it_is_closed_exhausted_or_forgotten(world:
     exhausted = reader.snapshot_and_stream("orders", 3)
     assert len(list(exhausted)) > 0
     assert world.holds() == {}
+    assert world.client.later == 0
     forgotten = reader.snapshot_and_stream("orders", 3)
     assert len(world.holds()) == 1
     del forgotten
     assert world.holds() == {}
+    assert world.client.later == 1, "the garbage collector must not wait for an answer"
+
+
+def test_a_part_of_the_data_does_not_look_like_all_of_it(world: World, reader: Reader) -> None:
+    with reader.snapshot_and_stream("orders", 3) as stream:
+        for file in Path(world.shard("orders").location).glob("*.parquet"):
+            file.unlink()
+        with pytest.raises(Exception, match="parquet") as failed:
+            list(stream)
+        with pytest.raises(type(failed.value)) as again:
+            next(stream)
+        assert again.value is failed.value
+    assert world.holds() == {}
+
+
+def test_a_file_with_one_large_row_group_comes_in_many_small_parts(
+    world: World, reader: Reader, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.create("merged")
+    rows = [(1, 1, hashlib.md5(str(number).encode()).hexdigest(), number) for number in range(4_000)]
+    world.append("merged", rows, 2)
+    (size,) = (part.bytes for part in reader.snapshot_parts_stats("merged", 1))
+    monkeypatch.setattr(arrow, "PART_BYTES", -(-size // 8))
+    spark.sparkContext.setJobGroup("parts", "large file")
+    with reader.snapshot_and_stream("merged", 1) as stream:
+        first = next(stream)
+        jobs = len(spark.sparkContext.statusTracker().getJobIdsForGroup("parts"))
+        rest = list(stream)
+    later = len(spark.sparkContext.statusTracker().getJobIdsForGroup("parts")) - jobs
+    sizes = [batch.num_rows for batch in (first, *rest)]
+    assert len(sizes) == 8
+    assert max(sizes) < 2 * len(rows) / 8, "no part is much larger than another"
+    assert later == 7, "each part is computed, and comes to the driver, when it is asked for"
+    assert Counter(rows_of(iter((first, *rest)))) == Counter(rows)
+
+
+def test_equal_rows_that_take_no_space_in_a_file_come_in_parts_too(
+    world: World, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.append("orders", [(6, 1, "x", 1)] * 1_000, 7)
+    monkeypatch.setattr(arrow, "PART_ROWS", 300)
+    with reader.subscribe("orders", 5, snapshot=False, timeout="30s") as changes:
+        sizes = [batch.num_rows for batch in next(changes).batches()]
+        assert len(sizes) == 4
+        assert max(sizes) <= 300
+        world.append("orders", [(7, 1, "y", 1)], 8)
+        assert len(list(next(changes).batches())) == 1, "a small step is not spread because other files are large"
+
+
+def test_all_settings_of_the_session_go_into_that_for_small_parts(spark: SparkSession) -> None:
+    settings = {"fs.s3a.connection.maximum": "7", "spark.sql.session.timeZone": "Asia/Tokyo"}
+    try:
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+        session = arrow.session_for(spark, arrow.Parts(3, spread=False))
+        assert {name: session.conf.get(name) for name in settings} == settings
+        assert session.conf.get("spark.sql.shuffle.partitions") == "3"
+    finally:
+        spark.conf.unset("fs.s3a.connection.maximum")
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
 def test_numbers_come_from_the_log_alone(world: World, reader: Reader) -> None:
@@ -143,10 +205,15 @@ def test_unusual_names_and_no_columns_at_all(world: World, spark: SparkSession) 
     with pytest.raises(InvalidUsage, match="count_column"), default.snapshot("odd", 1):
         pass
     world.create("bare", None)
+    with reader.snapshot_latest("bare") as rows:
+        assert rows.collect() == []
     world.append("bare", [(1, 3), (1, -1)], 3)
     with reader.snapshot("bare", 2) as rows:
         assert counted(rows.collect()) == {(): 2}
     with reader.snapshot("bare", 0) as rows:
+        assert rows.collect() == []
+    world.append("bare", [(3, -2)], 4)
+    with reader.snapshot_latest("bare") as rows:
         assert rows.collect() == []
 
 

@@ -62,6 +62,7 @@ def test_the_snapshot_comes_first_and_then_exactly_what_comes_after_it(world: Wo
         assert updates_of(step) == as_updates(summed(FIRST, 1), 1)
         step = next(changes)
         assert bounds(step) == (2, 3, False)
+        assert step.completed == 2
         assert updates_of(step) == Counter(FIRST[1:])
         more = [(3, 1, "c", 3), (3, 1, "c", 3), (4, -1, "a", 1)]
         world.append("orders", more, 6)
@@ -122,6 +123,19 @@ def test_it_goes_on_where_another_ended(world: World, reader: Reader) -> None:
         reader.subscribe("orders", snapshot=False)
 
 
+def test_after_the_end_of_a_closed_collection_nothing_comes_again(world: World, reader: Reader) -> None:
+    world.append("orders", [(3, 1, "c", 3)], 2**63 - 1)
+    with reader.subscribe("orders", 2, snapshot=False, timeout="30s") as changes:
+        assert updates_of(next(changes)) == Counter([(3, 1, "c", 3)])
+        assert changes.completed == 2, "it is not done with yet"
+        assert list(changes) == []
+    assert changes.completed is not None
+    with reader.subscribe("orders", changes.completed, snapshot=False, timeout="30s") as again:
+        (step,) = ((step.upper, step.completed, step.frame.collect()) for step in again)
+    assert step == (None, changes.completed, [])
+    assert again.completed == changes.completed
+
+
 def test_a_subscription_that_runs_for_long_does_not_pin_old_files_for_ever(
     world: World, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,8 +178,9 @@ def test_it_goes_on_while_nobody_answers_for_as_long_as_its_lease_lasts(
 def test_waiting_for_a_step_can_be_limited_and_stopped(world: World, reader: Reader) -> None:
     with reader.subscribe("orders", 2, timeout="100ms") as changes:
         next(changes)
-        with pytest.raises(ReadTimeout):
-            next(changes)
+        for _ in range(2):  # asked again, it does not say that this is the end
+            with pytest.raises(ReadTimeout):
+                next(changes)
     changes = reader.subscribe("orders", 2)
     steps: list[Step] = []
     consumer = threading.Thread(target=lambda: steps.extend(changes))
@@ -174,6 +189,17 @@ def test_waiting_for_a_step_can_be_limited_and_stopped(world: World, reader: Rea
     changes.stop()
     consumer.join()
     assert len(steps) == 1
+    assert world.holds() == {}
+
+
+def test_it_is_stopped_while_there_is_always_more(world: World, reader: Reader) -> None:
+    changes = reader.subscribe("orders", 1)
+    assert next(changes).is_snapshot
+    assert bounds(next(changes)) == (2, 3, False)
+    world.append("orders", [(3, 1, "c", 3)], 4)
+    changes.stop()
+    assert list(changes) == []
+    assert changes.completed == 2
     assert world.holds() == {}
 
 
@@ -190,3 +216,19 @@ def test_it_does_not_keep_a_dropped_collection_for_ever(
             next(changes)
     assert world.holds() == {}
     assert world.controller.read(lambda state: "orders" not in state.collections)
+
+
+def test_a_drop_is_noticed_while_there_is_always_more(
+    world: World, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscription, "LOOK_FOR_DROP_MS", 0)
+    with reader.subscribe("orders", 2, timeout="30s") as changes:
+        next(changes)
+        world.client.drop_collections(["orders"])
+        world.controller.wait_for_tables()
+        world.append("orders", [(3, 1, "c", 3)], 4)
+        assert bounds(next(changes)) == (3, 4, False)
+        world.append("orders", [(4, 1, "c", 3)], 5)
+        with pytest.raises(CollectionMissing, match="up to 3 were given"):
+            next(changes)
+    assert world.holds() == {}

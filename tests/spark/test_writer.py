@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sql
 
 from app.client_errors import CollectionMissing, InvalidUsage
-from app.core.frontier import EMPTY
-from app.shards.errors import SchemaMismatch, Sealed, ShardMissing, UpperMismatch
+from app.core.frontier import EMPTY, MAX_TIME_GIVEN
+from app.shards.bounds import Appended
+from app.shards.errors import InvalidBounds, SchemaMismatch, Sealed, ShardMissing, UpperMismatch
+from app.shards.updates import Updates
 from app.status import StateMissing, TablesBehind
 from app.writer import Writer
 from tests.spark.helpers import rows
@@ -55,13 +58,13 @@ def test_what_cannot_be_written_to_is_explained(spark: SparkSession, tmp_path: P
             {"id": "bare", "data_source": {"kind": "webhook"}},
         )
     )
-    with pytest.raises(CollectionMissing, match="never created, or was dropped"):
+    with pytest.raises(CollectionMissing, match=r"never created, or it was dropped.* as `at_least`"):
         Writer(spark, "o'rders", root=world.root)
     with pytest.raises(InvalidUsage, match="ordinary Delta table"):
         Writer(spark, "plain", root=world.root)
     with pytest.raises(InvalidUsage, match="has no schema"):
         Writer(spark, "bare", root=world.root)
-    with pytest.raises(TablesBehind, match="has not reached seq 99"):
+    with pytest.raises(TablesBehind, match="did not reach 99"):
         Writer(spark, "orders", root=world.root, at_least=99, timeout_s=0.1)
     writer = Writer(spark, "orders", root=world.root, at_least=1)
     writer.advance_upper(0, 5)
@@ -75,6 +78,13 @@ def test_what_cannot_be_written_to_is_explained(spark: SparkSession, tmp_path: P
     world.run({"type": "drop_collections", "id": "d", "collections": ["orders"]})
     with pytest.raises(CollectionMissing):
         Writer(spark, "orders", root=world.root)
+
+
+def test_a_shard_that_comes_later_than_its_collection_is_awaited(spark: SparkSession, tmp_path: Path) -> None:
+    world = World(tmp_path).run(create(ORDERS))
+    DeltaTable(f"{world.root}/state/shards").delete()
+    with pytest.raises(TablesBehind, match="'orders-1' is not in the tables yet"):
+        Writer(spark, "orders", root=world.root, timeout_s=0.1)
 
 
 def test_after_an_alteration_both_schemas_are_written_to_one_shard(spark: SparkSession, tmp_path: Path) -> None:
@@ -106,10 +116,12 @@ def test_after_an_alteration_both_schemas_are_written_to_one_shard(spark: SparkS
     ]
 
 
+LOG = {"id": "log", "data_source": {"kind": "table"}, "schema": "n BIGINT"}
+MEMBER = {**ORDERS, "data_source": {"kind": "table", "txns": "log"}}
+
+
 def test_a_table_with_a_log_is_written_above_the_logs_upper(spark: SparkSession, tmp_path: Path) -> None:
-    log = {"id": "log", "data_source": {"kind": "table"}, "schema": "n BIGINT"}
-    member = {**ORDERS, "data_source": {"kind": "table", "txns": "log"}}
-    world = World(tmp_path).run(create(log, member))
+    world = World(tmp_path).run(create(LOG, MEMBER))
     writer, logs = (Writer(spark, name, root=world.root) for name in ("orders", "log"))
     assert writer.compare_and_append(rows(spark, (2, 1, "a", 1)), 0, 3).upper == 3
     logs.advance_upper(0, 10)
@@ -125,6 +137,106 @@ def test_a_table_with_a_log_is_written_above_the_logs_upper(spark: SparkSession,
     assert writer.append(spark.sql("SELECT 'c' AS k, 3L AS v"), now_ms=lambda: 15).upper == 21
     logs.advance_upper(20, 30)
     assert writer.advance_upper(30, 31).upper == 31
+
+
+def test_several_writers_may_catch_up_with_the_log_at_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path).run(create(LOG, MEMBER))
+    writer, logs = (Writer(spark, name, root=world.root) for name in ("orders", "log"))
+    writer.advance_upper(0, 5)
+    advance = Updates.advance_upper
+    for log, other in ((10, 10), (20, 15)):  # another one has come all the way just before, or a part of it
+
+        def after_another(
+            shard: Updates, expected: int, new: int, *, token: str | None = None, other: int = other
+        ) -> Appended:
+            monkeypatch.undo()
+            advance(shard, expected, other)
+            return advance(shard, expected, new, token=token)
+
+        logs.advance_upper(int(logs.upper), log)
+        monkeypatch.setattr(Updates, "advance_upper", after_another)
+        assert writer.compare_and_append(rows(spark, (log, 1, "a", 1)), log, log + 1).upper == log + 1
+
+
+def test_the_time_of_day_means_nothing_on_another_timeline(spark: SparkSession, tmp_path: Path) -> None:
+    world = World(tmp_path).run(create({**ORDERS, "timeline": "steps"}))
+    writer = Writer(spark, "orders", root=world.root)
+    row = spark.sql("SELECT 'a' AS k, 1L AS v")
+    with pytest.raises(InvalidUsage, match="timeline 'steps'"):
+        writer.append(row)
+    assert writer.append(row, now_ms=lambda: 3).upper == 4
+
+
+def test_times_end_with_the_year_9999(spark: SparkSession, tmp_path: Path) -> None:
+    world = World(tmp_path).run(create(ORDERS))
+    writer = Writer(spark, "orders", root=world.root)
+    with pytest.raises(InvalidBounds, match="after the year 9999"):
+        writer.advance_upper(0, MAX_TIME_GIVEN + 2)
+    with pytest.raises(InvalidBounds, match="after the year 9999"):
+        writer.append(spark.sql("SELECT 'a' AS k, 1L AS v"), now_ms=lambda: MAX_TIME_GIVEN + 1)
+    last = MAX_TIME_GIVEN + 1
+    assert writer.compare_and_append(rows(spark, (MAX_TIME_GIVEN, 1, "a", 1)), 0, last).upper == last
+    assert writer.advance_upper(last, int(EMPTY)).upper == EMPTY
+
+
+def test_a_token_does_not_let_anything_below_the_logs_upper(spark: SparkSession, tmp_path: Path) -> None:
+    world = World(tmp_path).run(create(LOG, MEMBER))
+    writer, logs = (Writer(spark, name, root=world.root) for name in ("orders", "log"))
+    writer.advance_upper(0, 5)
+    logs.advance_upper(0, 20)
+    for attempt in (
+        lambda: writer.compare_and_append(rows(spark, (6, 1, "late", 1)), 5, 8, token="fresh"),
+        lambda: writer.advance_upper(5, 8, token="fresh"),
+        lambda: writer.advance_upper(3, 8),
+    ):
+        with pytest.raises(UpperMismatch) as mismatch:
+            attempt()
+        assert mismatch.value.actual == 20
+    assert found(spark, world, "orders-2") == []
+
+
+def test_the_log_of_a_log_counts_as_well(spark: SparkSession, tmp_path: Path) -> None:
+    through = {**LOG, "data_source": {"kind": "table", "txns": "top"}}
+    world = World(tmp_path).run(create({**LOG, "id": "top"}, through, MEMBER))
+    writer, log, top = (Writer(spark, name, root=world.root) for name in ("orders", "log", "top"))
+    log.advance_upper(0, 4)
+    top.advance_upper(0, 10)
+    assert writer.upper == log.upper == 10
+    with pytest.raises(UpperMismatch) as mismatch:
+        writer.compare_and_append(rows(spark, (5, 1, "late", 1)), 4, 6)
+    assert mismatch.value.actual == 10
+    assert writer.append(spark.sql("SELECT 'a' AS k, 1L AS v"), now_ms=lambda: 7).upper == 11
+
+
+def test_a_dropped_log_lives_on_beneath_its_members(spark: SparkSession, tmp_path: Path) -> None:
+    world = World(tmp_path).run(create(LOG, MEMBER))
+    Writer(spark, "log", root=world.root).advance_upper(0, 10)
+    world.run({"type": "drop_collections", "id": "d", "collections": ["log"]})
+    with pytest.raises(CollectionMissing, match="'log' was dropped"):
+        Writer(spark, "log", root=world.root)
+    writer = Writer(spark, "orders", root=world.root)
+    assert writer.compare_and_append(rows(spark, (10, 1, "a", 1)), 10, 12).upper == 12
+    DeltaTable(f"{world.root}/state/shards").update({"state": "'finalizing'"}, predicate="shard = 'log-1'")
+    with pytest.raises(CollectionMissing, match="The shard of 'log' is being given up"):
+        Writer(spark, "orders", root=world.root)
+
+
+def test_a_sealed_log_closes_its_members(spark: SparkSession, tmp_path: Path) -> None:
+    world = World(tmp_path).run(create(LOG, MEMBER))
+    writer, logs = (Writer(spark, name, root=world.root) for name in ("orders", "log"))
+    appended = writer.advance_upper(0, 5, token="before")
+    logs.seal()
+    assert writer.upper == EMPTY
+    for attempt in (
+        lambda: writer.append(spark.sql("SELECT 'a' AS k, 1L AS v")),
+        lambda: writer.compare_and_append(rows(spark, (5, 1, "a", 1)), 5, 6, token="t"),
+        lambda: writer.advance_upper(5, 6),
+    ):
+        with pytest.raises(Sealed, match="its transaction log was sealed"):
+            attempt()
+    assert writer.advance_upper(0, 5, token="before") == appended
 
 
 def test_the_examples_of_the_page_run(spark: SparkSession, tmp_path: Path) -> None:
