@@ -1,12 +1,18 @@
-"""From a commit in a shard's log to its observation, and what looking at all shards costs.
+"""From a commit in a shard's log to its entry in the journal, and what looking at all shards costs.
 
-Run: .venv/bin/python -m bench.frontiers [--shards N ...] [--commits N] [--interval MS] [--distributed]
+Run: .venv/bin/python -m bench.frontiers [--shards N ...] [--readers NAME ...] [--commits N] [--interval MS]
 
-- "a tick": one look at all shards, in this process, when nothing is new; and when the state's table has changed.
-- "commit to observation": query 2 on real Spark. Commits land on random shards at random moments; what is observed is
-  merged into the state's `shards` table, as a controller does. In ticks: 1 is the interval of the trigger.
+- "a look": all shards once, in this process and without Spark, when nothing is new; and when the state has changed.
+- "a tick": one trigger of query 2 that found something, until its batch is done, as Spark measures it.
+- "commit to journal": query 2 on real Spark, and a real controller, which has created all the shards. Commits land on
+  random shards at random moments. A commit has arrived when `Controller.observe` has returned: its entry is durable.
+  In the end the journal is read, and has to have every one of them. In ticks: 1 is the interval of the trigger.
 
-The logs are bare: commit files that hold nothing but what is looked for. The aim is 2 ticks at p95 with 10,000 shards.
+Query 2 has two readers: the driver looks itself, or the executors do. The logs are bare: commit files that hold nothing
+but what is looked for. The aim is 2 ticks at p95 with 10,000 shards.
+
+With 60 commits a run ends before the minute after which the executors look less often at shards that stay quiet (see
+`app.shards.watching`). To see what that costs, give it more: --commits 500.
 """
 
 from __future__ import annotations
@@ -18,102 +24,123 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import msgspec
-from deltalake import write_deltalake
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from app.config import Config, StreamsConfig
+from app.controller import Controller
 from app.core.advancing import Observation
+from app.core.descriptions import Description, Table
 from app.core.duration import Duration
-from app.core.images import SHARD, Shard, encode_image
+from app.core.frontier import ZERO, Frontier
+from app.core.images import SHARD, Shard, decode_image
 from app.shards.looking import Looker
 from app.shards.positions import Positions
 from app.shards.watching import Pacing, Watcher
 from app.spark import session
-from app.state.rows import shard_row
-from app.state.schemas import to_arrow
-from app.state.tables import Tables
+from app.state.journal import Journal
 from app.streams.frontiers import FrontierStream
 
-TICKS = 50
+LOOKS = 50
+WARM_UP = 5  # the first commits start Python
+PATIENCE_S = 120
+DISTRIBUTE_ABOVE = {"driver": 1_000_000, "executors": 1}
+
+
+class Sent(NamedTuple):
+    """A commit that is not in the journal yet."""
+
+    version: int
+    at_s: float
 
 
 class World:
-    """Many shards and a state that knows them."""
+    """A controller with many shards, and whoever commits to them."""
 
     def __init__(self, root: Path, shards: int) -> None:
-        self.root = root
-        self._tables = Tables.open(str(root), storage_options={})
-        self._seq = 1
+        self.config = Config(
+            root=str(root / "root"),
+            warehouse=[str(root / "warehouse")],
+            streams=StreamsConfig(checkpoints=str(root / "checkpoints")),
+        )
+        self.controller = Controller(self.config)
+        self.controller.boot()
+        tables = [Description(id=f"table-{number}", data_source=Table()) for number in range(shards)]
+        self.controller.step("bench", lambda core, now: core.create_collections(now, tables, register_ts=now))
+        created = self.controller.read(lambda state: list(state.shards.values()))
+        self._logs = {shard.id: Path(shard.location) / "_delta_log" for shard in created}
+        self._versions = dict.fromkeys(self._logs, 0)
+        self._sent: dict[str, Sent] = {}
         self._lock = threading.Lock()
-        self.shards: dict[str, Shard] = {}
-        self._sent: dict[str, float] = {}
         self.waits_s: list[float] = []
-        for number in range(shards):
-            id = f"shard-{number}"
-            directory = root / "warehouse" / id / "_delta_log"
-            directory.mkdir(parents=True)
-            self._write(directory, 0, 0)
-            self.shards[id] = Shard(id=id, location=str(directory.parent), format="updates", owner=id, log_version=0)
-        rows = [shard_row(shard, self._seq) for shard in self.shards.values()]
-        write_deltalake(f"{root}/state/shards", to_arrow("shards", rows), mode="append")
+        for log in self._logs.values():
+            log.mkdir(parents=True)
+            _write(log, version=0, upper=0)
+        self.controller.observe([Observation(id, ZERO, 0) for id in self._logs])
+        self.controller.wait_for_tables()
 
-    @staticmethod
-    def _write(directory: Path, version: int, upper: int) -> None:
-        lines: list[dict[str, Any]] = [
-            {"commitInfo": {"timestamp": 0, "operation": "WRITE"}},
-            {"txn": {"appId": "holdfast.upper", "version": upper}},
-        ]
-        staged = directory / f".{version}.tmp"
-        staged.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        staged.rename(directory / f"{version:020d}.json")
-
-    def commit(self) -> None:
-        """The next commit of a shard whose last one was observed."""
+    def commit(self) -> Observation:
+        """The next commit of a shard whose last one is in the journal; what there is to be seen of it."""
         with self._lock:
-            shard = random.choice([shard for shard in self.shards.values() if shard.id not in self._sent])
-            version = (shard.log_version or 0) + 1
-            self._sent[shard.id] = time.perf_counter()
-            self._write(Path(shard.location) / "_delta_log", version, version)
+            id = random.choice([id for id in self._logs if id not in self._sent])
+            self._versions[id] = version = self._versions[id] + 1
+            self._sent[id] = Sent(version, time.perf_counter())
+            _write(self._logs[id], version=version, upper=version)
+            return Observation(id, Frontier(version), version)
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        now = time.perf_counter()
+        self.controller.observe(observations)
+        now_s = time.perf_counter()
         with self._lock:
-            changed = []
-            for seen in observations:
-                if seen.shard in self._sent:
-                    self.waits_s.append(now - self._sent.pop(seen.shard))
-                shard = self.shards[seen.shard]
-                shard = msgspec.structs.replace(shard, upper=seen.upper, log_version=seen.log_version)
-                self.shards[seen.shard] = shard
-                changed.append(shard)
-        self.merge(changed)
-
-    def merge(self, changed: Sequence[Shard]) -> None:
-        self._seq += 1
-        changes = {(SHARD, shard.id): (encode_image(shard), self._seq, 1) for shard in changed}
-        self._tables.merge(changes, upto=self._seq, epoch=1)
+            for seen in observations:  # the executors may see a commit once more, before the tables have it
+                sent = self._sent.get(seen.shard)
+                if sent is not None and seen.log_version >= sent.version:
+                    self.waits_s.append(now_s - sent.at_s)
+                    del self._sent[seen.shard]
 
     def is_quiet(self) -> bool:
         with self._lock:
             return not self._sent
 
+    def check_journal(self) -> None:
+        """Every commit has to be in an entry."""
+        journal = Journal.open(f"{self.config.state}/journal", storage_options={}, instance="bench", read_only=True)
+        there = set()
+        for entry in journal.read(0):
+            for row in entry.rows:
+                if entry.origin == "frontiers" and row.entity == SHARD and row.value is not None:
+                    shard = decode_image(SHARD, row.value)
+                    assert isinstance(shard, Shard)
+                    there.add((shard.id, shard.log_version))
+        wanted = {(id, version) for id, last in self._versions.items() for version in range(last + 1)}
+        if there != wanted:
+            raise SystemExit(f"the journal lacks {len(wanted - there)} of {len(wanted)} commits")
 
-def tick_ms(world: World) -> tuple[list[float], list[float]]:
+
+def _write(log: Path, *, version: int, upper: int) -> None:
+    lines: list[dict[str, Any]] = [
+        {"commitInfo": {"timestamp": 0, "operation": "WRITE"}},
+        {"txn": {"appId": "holdfast.upper", "version": upper}},
+    ]
+    staged = log / f".{version}.tmp"
+    staged.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    staged.rename(log / f"{version:020d}.json")
+
+
+def looks_ms(world: World, shards: int) -> tuple[list[float], list[float]]:
     """When nothing is new; and after one shard's row has changed."""
-    state = f"{world.root}/state"
-    watcher = Watcher(Positions(state, {}), Looker({}), Pacing())
-    while watcher.tick() or len(watcher) < len(world.shards) or watcher._to_check:
+    watcher = Watcher(Positions(world.config.state, {}), Looker({}), Pacing())
+    while watcher.tick() or len(watcher) < shards or watcher._to_check:
         pass  # the first ones read everything, and check for gaps
     idle, changed = [], []
-    for number in range(TICKS):
+    for _ in range(LOOKS):
         idle.append(_timed_ms(watcher))
-        shard = random.choice(list(world.shards.values()))
-        world.merge([msgspec.structs.replace(shard, attempts=number + 1)])
+        world.observe([world.commit()])
+        world.controller.wait_for_tables()
         changed.append(_timed_ms(watcher))
     return idle, changed
 
@@ -124,68 +151,76 @@ def _timed_ms(watcher: Watcher) -> float:
     return (time.perf_counter() - started) * 1000
 
 
-def waits_in_ticks(
-    spark: SparkSession, world: World, commits: int, interval_ms: int, distribute_above: int
-) -> list[float]:
-    config = Config(
-        root=str(world.root),
-        streams=StreamsConfig(
-            checkpoints=f"{world.root}/checkpoints",
-            watch_interval=Duration(interval_ms),
-            distribute_watching_above=distribute_above,
-        ),
+def watched(
+    spark: SparkSession, world: World, reader: str, commits: int, interval_ms: int
+) -> tuple[list[float], list[float]]:
+    """What the ticks cost, in ms; and how long each commit was on its way, in ticks."""
+    streams = StreamsConfig(
+        checkpoints=world.config.streams.checkpoints,
+        watch_interval=Duration(interval_ms),
+        distribute_watching_above=DISTRIBUTE_ABOVE[reader],
     )
+    config = Config(root=world.config.root, warehouse=world.config.warehouse, streams=streams)
 
-    def report(shard: str, error: str) -> None:
-        raise SystemExit(f"{shard}: {error}")
+    def report(errors: Mapping[str, str | None]) -> None:
+        raise SystemExit(f"logs cannot be read: {errors}")
 
     stream = FrontierStream(config=config, observe=world.observe, report=report)
     query = stream.start(spark)
     try:
-        for number in range(commits + 5):
+        for _ in range(WARM_UP):
             world.commit()
-            if number < 5:  # the first ones start Python, and warm up
-                _wait(world, query)
-                world.waits_s.clear()
+            _wait(world, query)
+        world.waits_s.clear()
+        warm = stream.batches  # the last of them may still be ending
+        for _ in range(commits):
+            world.commit()
             time.sleep(random.uniform(0.2, 0.6) * interval_ms / 1000)
         _wait(world, query)
+        ticks = [tick for tick in query.recentProgress if tick["numInputRows"] and tick["batchId"] > warm]
     finally:
         query.stop()
         stream.remove_checkpoint()
-    return [wait_s * 1000 / interval_ms for wait_s in world.waits_s]
+    return [tick["durationMs"]["triggerExecution"] for tick in ticks], [s * 1000 / interval_ms for s in world.waits_s]
 
 
-def _wait(world: World, query: Any) -> None:
-    deadline = time.monotonic() + 120
+def _wait(world: World, query: StreamingQuery) -> None:
+    deadline = time.monotonic() + PATIENCE_S
     while not world.is_quiet():
         if time.monotonic() > deadline or not query.isActive:
-            raise SystemExit(f"not observed: {query.exception()}")
+            raise SystemExit(f"not in the journal: {query.exception()}")
+        world.controller.check()
         time.sleep(0.01)
 
 
-def shown(numbers: list[float], unit: str) -> str:
-    cuts = statistics.quantiles(numbers, n=20)
-    return f"p50 {statistics.median(numbers):7.2f}   p95 {cuts[18]:7.2f}   max {max(numbers):7.2f}  {unit}"
+def show(what: str, numbers: list[float], unit: str) -> None:
+    p95 = statistics.quantiles(numbers, n=20, method="inclusive")[18]
+    spread = f"p50 {statistics.median(numbers):8.2f}   p95 {p95:8.2f}   max {max(numbers):8.2f}"
+    print(f"  {what:<30} {spread}  {unit}, {len(numbers)} of them", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shards", type=int, nargs="+", default=[100, 1_000, 10_000])
-    parser.add_argument("--commits", type=int, default=60)
+    parser.add_argument("--readers", nargs="+", choices=DISTRIBUTE_ABOVE, default=list(DISTRIBUTE_ABOVE))
+    parser.add_argument("--commits", type=int, default=60, help="for each reader")
     parser.add_argument("--interval", type=int, default=1_000, help="of the trigger, in ms")
-    parser.add_argument("--distributed", action="store_true", help="let the executors look, with any number of shards")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         spark = session("bench frontiers", master="local[2]", logs=Path(directory) / "logs")
         for shards in options.shards:
+            started = time.perf_counter()
             world = World(Path(directory) / str(shards), shards)
-            idle, changed = tick_ms(world)
-            print(f"{shards} shards")
-            print(f"  a tick, nothing new            {shown(idle, 'ms')}")
-            print(f"  a tick, the state has changed  {shown(changed, 'ms')}")
-            above = 1 if options.distributed else 1_000_000
-            waits = waits_in_ticks(spark, world, options.commits, options.interval, above)
-            print(f"  commit to observation          {shown(waits, f'ticks of {options.interval} ms')}", flush=True)
+            print(f"{shards} shards, created in {time.perf_counter() - started:.1f} s", flush=True)
+            idle, changed = looks_ms(world, shards)
+            show("a look, nothing new", idle, "ms")
+            show("a look, the state has changed", changed, "ms")
+            for reader in options.readers:
+                ticks_ms, waits = watched(spark, world, reader, options.commits, options.interval)
+                show(f"{reader}: a tick", ticks_ms, "ms")
+                show(f"{reader}: commit to journal", waits, f"ticks of {options.interval} ms")
+            world.check_journal()
+            world.controller.close()
         spark.stop()
 
 
