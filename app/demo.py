@@ -26,6 +26,7 @@ from app.config import Config, StreamsConfig
 from app.core.duration import Duration
 from app.demo_lake import Lake, Unexpected
 from app.demo_story import Story
+from app.java import QUICK_START
 from app.service import EXIT_GAVE_UP, EXIT_OK, Service, broker
 from app.spark import LOGS, session
 
@@ -81,7 +82,9 @@ def _play(root: Path) -> None:
         parameters={"since_downgrade_interval": 500, "vacuum_grace": 0},
     )
     with broker(config) as bootstrap_servers:
-        spark = session("holdfast demo", master="local[2]")
+        spark = session(
+            "holdfast demo", master="local[2]", extra={"spark.driver.extraJavaOptions": " ".join(QUICK_START)}
+        )
         try:
             service = Service(config, spark, bootstrap_servers)
             with _running(service), Holdfast(bootstrap_servers, root=config.root, timeout=REPLY_LIMIT_S) as client:

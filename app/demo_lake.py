@@ -22,6 +22,14 @@ LIMIT_S: Final = 120.0
 _LOOK_S: Final = 0.1
 
 
+class Report(NamedTuple):
+    """How many orders there are, what they cost, and a checksum of all of them."""
+
+    orders: int
+    total: int
+    checksum: int
+
+
 class Unexpected(Exception):
     """A step did not do what the story says that it does."""
 
@@ -91,9 +99,18 @@ class Lake:
 
     def sum_of_orders(self, as_of: int, *, hold: str | None = None) -> int:
         """A report: what all orders cost at a time."""
+        return self.report(as_of, hold=hold).total
+
+    def report(self, as_of: int, *, hold: str | None = None) -> Report:
+        """The same, with what tells whether two reads have seen the same rows."""
+        each = (
+            sql.col("_count"),
+            sql.col("v") * sql.col("_count"),
+            sql.xxhash64("k", "v", "_count").cast("decimal(38)"),
+        )
         with self._reader.snapshot("orders", as_of, hold=hold) as orders:
-            row = orders.agg(sql.sum(sql.col("v") * sql.col("_count"))).first()
-        return int(row[0] or 0) if row else 0
+            row = orders.agg(*map(sql.sum, each)).first()
+        return Report(*(int(value or 0) for value in row or (0, 0, 0)))
 
     def _append(self, id: str, rows: DataFrame, upper: int) -> None:
         writer = self._writer(id)

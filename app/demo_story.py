@@ -9,7 +9,7 @@ from app.client_errors import CollectionMissing, HoldMissing, ReadBeforeSince
 from app.client_holds import ReadHold
 from app.commandline.explain import explain, short
 from app.commandline.output import print_table
-from app.demo_lake import ORDERS, Lake, Unexpected, at, clock
+from app.demo_lake import ORDERS, Lake, Report, Unexpected, at, clock
 from app.status import State
 from app.why import Graph
 
@@ -100,23 +100,21 @@ class Story:
 
     def _merge_under(self, report: ReadHold) -> None:
         self._title("What a reader sees does not change, before, during and after merging")
-        since = int(report.since or 0)
-        before = self._lake.sum_of_orders(since, hold=report.id)
+        before = self._lake.report(at("13:10"), hold=report.id)
         state = self._lake.state()
         files = self._lake.on_disk(state, "orders")
-        _say(f"The sum of all orders at {clock(since)}, as the report sees it: {before:,}.")
+        _say(f"The report sees {before.orders:,} orders at 13:10, for {before.total:,} in all, and goes on to there.")
         self._client.downgrade_read_holds({report.id: at("13:10")})
-        again = self._lake.sum_of_orders(at("13:10"), hold=report.id)
         reads = 1
         while self._lake.on_disk(state := self._lake.state(), "orders").bytes >= files.bytes:
-            self._check_sum(again, self._lake.sum_of_orders(at("13:10"), hold=report.id))
+            self._check_same(before, self._lake.report(at("13:10"), hold=report.id))
             reads += 1
-        self._check_sum(again, self._lake.sum_of_orders(at("13:10"), hold=report.id))
+        self._check_same(before, self._lake.report(at("13:10"), hold=report.id))
         merged = self._lake.on_disk(state, "orders")
         _say(
-            f"It goes on to 13:10: {again:,}, and reads that {reads + 1} times while history behind it is merged:",
-            f"the same each time. {files.files} files with {files.bytes:,} bytes became {merged.files} with "
-            f"{merged.bytes:,}.",
+            f"It reads them {reads + 1} times, before, while and after the history behind 13:10 is merged: the same "
+            "rows",
+            f"each time. {files.files} files with {files.bytes:,} bytes became {merged.files} with {merged.bytes:,}.",
         )
         self._show(state=state)
 
@@ -175,7 +173,7 @@ class Story:
 
     # How they are done and shown.
 
-    def _check_sum(self, expected: int, actual: int) -> None:
+    def _check_same(self, expected: Report, actual: Report) -> None:
         if actual != expected:
             raise Unexpected(f"A reader under a hold saw {actual} instead of {expected}.")
 
