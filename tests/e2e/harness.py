@@ -27,6 +27,7 @@ from kafka.admin import KafkaAdminClient
 from app.config import Config, KafkaConfig, StreamsConfig
 from app.controller import Controller
 from app.core.duration import Duration
+from app.java import QUICK_START
 from app.service import Service
 
 if TYPE_CHECKING:
@@ -264,7 +265,10 @@ class Running(Client):
 
 
 class Process:
-    """A controller in a process of its own: `python jobs/controller.py --config FILE`, on one core of Spark."""
+    """A controller in a process of its own: `python jobs/controller.py --config FILE`, on one core of Spark.
+
+    `command`: something else that runs it, and takes the same arguments.
+    """
 
     def __init__(
         self,
@@ -274,6 +278,7 @@ class Process:
         fail_point: str | None = None,
         arguments: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
+        command: Sequence[str] = (sys.executable, str(REPOSITORY / "jobs/controller.py")),
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         file = directory / "config.yaml"
@@ -286,7 +291,7 @@ class Process:
             environment["HOLDFAST_FAILPOINT"] = fail_point
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, str(REPOSITORY / "jobs/controller.py"), "--config", str(file), *arguments],
+                [*command, "--config", str(file), *arguments],
                 cwd=directory,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -352,7 +357,12 @@ def _as_yaml(config: Config) -> dict[str, Any]:
             "heartbeat": int(config.streams.heartbeat),
             "distribute_watching_above": config.streams.distribute_watching_above,
         },
+        "metrics": {"port": config.metrics.port},
         "parameters": dict(config.parameters),
         "give_up_after": int(config.give_up_after),
-        "spark": {"spark.sql.shuffle.partitions": "1", **config.spark},
+        "spark": {
+            "spark.sql.shuffle.partitions": "1",
+            "spark.driver.extraJavaOptions": " ".join(QUICK_START),
+            **config.spark,
+        },
     }

@@ -15,10 +15,11 @@ from app.writer import Writer
 from tests.e2e.harness import Client, Row, by, table
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 SCHEMA = "_time BIGINT, _diff BIGINT, k STRING, v BIGINT"
 READS = 5
+REGISTERED = 1
 QUICK = {"since_downgrade_interval": 0, "vacuum_grace": 0}
 
 
@@ -28,7 +29,7 @@ class Lake:
     def __init__(self, client: Client, config: Config, spark: SparkSession) -> None:
         self.client = client
         self.config = config
-        self._spark = spark
+        self.spark = spark
         self._commands = 0
         self.prefix = "c"  # of the ids of commands: two of these on one root need different ones
         self._writers: dict[str, Writer] = {}
@@ -43,20 +44,38 @@ class Lake:
 
     def create(self, *ids: str) -> None:
         tables = [{"id": id, "data_source": {"kind": "table"}, "schema": "k STRING, v BIGINT"} for id in ids]
-        reply = self.command("create_collections", register_ts=1, collections=tables)
+        reply = self.command("create_collections", register_ts=REGISTERED, collections=tables)
         for id in ids:
-            self._writers[id] = Writer(self._spark, id, root=self.config.root, at_least=reply["seq"])
+            self._writers[id] = Writer(self.spark, id, root=self.config.root, at_least=reply["seq"])
             self.written[id] = Counter()
 
-    def write(self, id: str, upper: int, *updates: tuple[int, int, str, int]) -> None:
-        """Appends updates (time, diff, k, v), up to an upper."""
-        rows = self._spark.createDataFrame(list(updates), SCHEMA).coalesce(1)
-        self._writers[id].compare_and_append(rows, self._writers[id].upper, upper)
+    def write(self, id: str, upper: int, *updates: tuple[int, int, str, int]) -> int:
+        """Appends updates (time, diff, k, v), up to an upper; the version that has them."""
+        writer = self._writers[id]
+        if updates:
+            appended = writer.compare_and_append(self.rows(*updates), writer.upper, upper)
+        else:
+            appended = writer.advance_upper(writer.upper, upper)
         for _, diff, k, v in updates:
             self.written[id][(k, v)] += diff
+        return appended.version
+
+    def rows(self, *updates: tuple[int, int, str, int]) -> DataFrame:
+        return self.spark.createDataFrame(list(updates), SCHEMA).coalesce(1)
 
     def sinces(self) -> dict[str, int]:
         return {id: row["read_frontier"] for id, row in by("id", table(self.config, "collections")).items()}
+
+    def check_sinces(self, *ids: str) -> None:
+        """Of the three sinces each is at most the one before: what a merge has made true, what it may, what is read."""
+        physical = {id: self._recorded_since(self.shards()[id]["location"]) for id in ids}
+        durable = {id: self.shards()[id]["since"] for id in ids}
+        readable = self.sinces()  # read last, and none of them ever moves back
+        for id in ids:
+            assert physical[id] <= durable[id] <= readable[id], id
+
+    def _recorded_since(self, location: str) -> int:
+        return DeltaTable(location).transaction_version("holdfast.since") or 0
 
     def shards(self) -> dict[str, Row]:
         return by("owner", table(self.config, "shards"))
@@ -64,7 +83,7 @@ class Lake:
     def content(self, id: str) -> Counter[tuple[str, int]]:
         """The sum of the changelog, read as anyone would: without a hold, so that files may go while it reads."""
         for _ in range(READS):
-            frame = self._spark.read.format("delta").load(self.shards()[id]["location"])
+            frame = self.spark.read.format("delta").load(self.shards()[id]["location"])
             try:
                 rows = frame.collect()
             except PySparkException as error:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import urllib.request
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,12 +17,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from app.broker import EmbeddedBroker
-from app.config import StreamsConfig
-from app.jars import spark_home
-from app.java import java_home
-from tests.e2e.harness import LIMIT_S, Client, Process, Running, config_under, wait_until
+from app.config import MetricsConfig, StreamsConfig
+from app.jars import spark_home, spark_jars
+from app.java import QUICK_START, java_home
+from app.topics import Topics
+from tests.e2e.harness import LIMIT_S, REPOSITORY, Client, Process, config_under, wait_until
 from tests.e2e.lake import QUICK, Lake
 
 if TYPE_CHECKING:
@@ -30,6 +35,7 @@ REGISTERED = "Successfully registered with master"
 # Small executors on a small machine, and no more tasks than there is work.
 SPARK: dict[str, str | int | float | bool] = {
     "spark.executor.memory": "700m",
+    "spark.executor.extraJavaOptions": " ".join(QUICK_START),
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.driver.host": "127.0.0.1",
 }
@@ -44,6 +50,7 @@ class Daemon:
         environment = os.environ | {
             "JAVA_HOME": str(java_home()),
             "SPARK_HOME": str(spark_home()),
+            "SPARK_DAEMON_JAVA_OPTS": " ".join(QUICK_START),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "PYSPARK_PYTHON": sys.executable,
         }
@@ -87,34 +94,74 @@ def cluster(directory: Path) -> Iterator[tuple[str, list[Path]]]:
             daemon.stop()
 
 
+def scraped(process: Process) -> dict[str, float]:
+    """The metrics that a controller serves, as Prometheus gets them; those of one name together."""
+    port = re.search(r"http://127\.0\.0\.1:(\d+)/metrics", process.output)
+    assert port is not None, process.output
+    with urllib.request.urlopen(f"http://127.0.0.1:{port[1]}/metrics", timeout=60) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+    found: dict[str, float] = defaultdict(float)
+    for family in families:
+        for sample in family.samples:
+            found[sample.name] += sample.value
+            for value in sample.labels.values():
+                found[f"{sample.name} {value}"] += sample.value
+    return found
+
+
 @pytest.mark.slow
 def test_both_queries_and_a_merge_on_a_cluster_whose_executors_watch_the_shards(
-    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
+    broker: EmbeddedBroker, spark: SparkSession, tmp_path: Path
 ) -> None:
     config = config_under(tmp_path, broker.bootstrap_servers)
     streams = StreamsConfig(
         checkpoints=config.streams.checkpoints, heartbeat=config.streams.heartbeat, distribute_watching_above=1
     )
-    config = msgspec.structs.replace(config, streams=streams, parameters=QUICK, spark=SPARK)
-    with Running(config, spark) as running:
-        # With more shards than one at its start, the next controller lets the executors look.
-        Lake(running, config, spark).create("first", "second")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = msgspec.structs.replace(
+        config, streams=streams, parameters=QUICK, spark=SPARK, metrics=MetricsConfig(port=port)
+    )
     lake = Lake(Client(config), config, spark)
-    lake.prefix = "d"
-    with (
-        cluster(tmp_path / "cluster") as (master, work),
-        Process(config, tmp_path / "controller", variables={"MASTER": master}) as process,
-    ):
-        process.wait_for_output("Holdfast is running", 4 * LIMIT_S)
-        lake.create("a")
-        lake.command("set_read_policies", policies=[{"collection": "a", "policy": {"kind": "step_back"}}])
-        for upper in (10, 20, 30):
-            lake.write("a", upper, (upper - 5, 1, f"k{upper}", 1), (upper - 4, 1, "same", 1))
-        wait_until(lambda: lake.sinces()["a"] == 29, "the since has followed", 4 * LIMIT_S)
-        wait_until(lambda: lake.merges("a") >= 1, "the executors have merged", 4 * LIMIT_S)
-        assert lake.content("a") == +lake.written["a"]
-        executors = [list(place.glob("app-*/*/stderr")) for place in work]
-        assert all(executors), "both workers have had an executor"
-        process.signal(signal.SIGTERM)
-        assert process.wait_for_exit() == 0, process.output
+    with cluster(tmp_path / "cluster") as (master, work):
+        # Spark's own spark-submit, with what is on the topic already. With more shards than one at its start, the next
+        # controller lets the executors look.
+        topics = Topics(config.kafka, broker.bootstrap_servers)
+        topics.ensure()
+        topics.close()
+        tables = [{"id": id, "data_source": {"kind": "table"}, "schema": "k STRING"} for id in ("first", "second")]
+        lake.client.send({"type": "create_collections", "id": "early", "register_ts": 1, "collections": tables})
+        submit = [f"{spark_home()}/bin/spark-submit", "--master", master, "--jars", ",".join(map(str, spark_jars()))]
+        submit += [str(REPOSITORY / "jobs/controller.py")]
+        variables = {"SPARK_HOME": str(spark_home()), "JAVA_HOME": str(java_home()), "PYSPARK_PYTHON": sys.executable}
+        variables |= {"SPARK_LOCAL_IP": "127.0.0.1"}
+        with Process(config, tmp_path / "once", arguments=["--once"], variables=variables, command=submit) as once:
+            assert once.wait_for_exit() == 0, once.output
+        assert [reply["status"] for reply in lake.client.answers("early")] == ["ok"]
+
+        # The script of the README.
+        script = [str(REPOSITORY / "spark-submit.sh")]
+        with Process(config, tmp_path / "controller", variables={"MASTER": master}, command=script) as process:
+            process.wait_for_output("Holdfast is running", 4 * LIMIT_S)
+            assert f"http://127.0.0.1:{port}/metrics" in process.output
+            lake.create("a")
+            lake.command("set_read_policies", policies=[{"collection": "a", "policy": {"kind": "step_back"}}])
+            for upper in (10, 20, 30):
+                lake.write("a", upper, (upper - 5, 1, f"k{upper}", 1), (upper - 4, 1, "same", 1))
+            wait_until(lambda: lake.sinces()["a"] == 29, "the since has followed", 4 * LIMIT_S)
+            wait_until(lambda: lake.merges("a") >= 1, "the executors have merged", 4 * LIMIT_S)
+            assert lake.content("a") == +lake.written["a"]
+            (checkpoint,) = Path(config.streams.checkpoints).glob("frontiers-*")
+            offsets = [file.read_text() for file in (checkpoint / "offsets").glob("[0-9]*")]
+            assert any('"triggers"' in text for text in offsets), "not the driver but the executors look at the shards"
+            for place in work:
+                (executor,) = place.glob("app-*-0001/*/stderr")
+                assert "Running task" in executor.read_text(), "both workers have had tasks"
+            wait_until(lambda: scraped(process)["holdfast_merges_total"] >= 1, "the merge was counted")
+            metrics = scraped(process)
+            for query in ("commands", "frontiers"):
+                assert metrics[f"holdfast_batches_total {query}"] >= 1
+                assert metrics[f"holdfast_query_progress {query}"] > 0
+            process.signal(signal.SIGTERM)
+            assert process.wait_for_exit() == 0, process.output
     lake.client.close()

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from app.broker import EmbeddedBroker
 from app.controller import Controller
 from app.simulate import Simulator
-from tests.e2e.harness import Row, Running, by, config_under, encoded, places, table
+from tests.e2e.harness import Row, Running, by, config_under, encoded, places, table, wait_until
 from tests.e2e.mixed_lines import LARGE, mixed_lines
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DOCUMENTED = Path(__file__).resolve().parents[2] / "docs" / "commands.md"
+OTHER = {"data_source": {"kind": "other"}}
 NO_HEARTBEAT_MS = 3_600_000  # but the first: what time does to the state is not simulated here
 KEYS = {"collections": "id", "holds": "hold", "shards": "shard"}
 JSON_COLUMNS = ("description", "read_policy")
@@ -187,3 +188,24 @@ def test_commands_on_several_partitions_are_each_applied_once(
         assert by("id", running.table("commands")).keys() == {f"r{number}" for number in range(60)}
         assert places(config) == [(partition, offset) for partition in range(3) for offset in range(20)]
         assert {id_: len(found) for id_, found in running.replies.items()} == {f"r{number}": 1 for number in range(60)}
+
+
+def test_leases_end_though_the_topic_ends_with_the_marker_of_a_transaction(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    from kafka import KafkaProducer  # noqa: PLC0415
+
+    config = config_under(tmp_path, broker.bootstrap_servers)
+    with Running(config, spark) as running:
+        running.ask({"type": "create_collections", "id": "c", "collections": [{"id": "a", **OTHER}]})
+        producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, transactional_id="t")
+        producer.init_transactions()
+        for id_, end in (("held", producer.commit_transaction), ("never", producer.abort_transaction)):
+            line = {"type": "acquire_read_holds", "id": id_, "collections": ["a"], "holder": "me", "lease": "1s"}
+            producer.begin_transaction()
+            producer.send(config.kafka.commands_topic, encoded(line), partition=0)
+            end()
+        producer.close()
+        assert [reply["status"] for reply in running.answers("held")] == ["ok"]
+        wait_until(lambda: not running.controller.read(lambda state: state.holds), "the lease has ended")
+        assert "never" not in running.replies

@@ -17,6 +17,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql.streaming.query import StreamingQuery
 
 from app.broker import EmbeddedBroker
 from app.clock import wall_ms
@@ -124,6 +126,37 @@ def test_a_merge_that_fails_once_is_made_good(
         running.ask(create("c3", "events"))
         assert by("id", running.table("collections")).keys() == {"orders", "users", "events"}
         assert running.controller.epoch == 1
+
+
+def test_a_query_that_does_not_end_in_time_is_left_behind_and_another_one_goes_on(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when Kafka's client waits for a broker that is gone. It may come back, and find what the other one reads."""
+    left: list[StreamingQuery] = []
+    stop, merge = StreamingQuery.stop, Tables.merge
+
+    def too_slow(query: StreamingQuery) -> None:
+        if armed.is_set() and not left and (query.name or "").startswith("commands"):
+            left.append(query)
+            raise PySparkException("TimeoutException: Stream Execution thread failed to stop")
+        stop(query)
+
+    def failing(tables: Tables, *args: Any, **named: Any) -> None:
+        if armed.is_set() and not left:
+            raise OutcomeUnknown("the store is away for a moment")
+        merge(tables, *args, **named)
+
+    armed = threading.Event()
+    monkeypatch.setattr(StreamingQuery, "stop", too_slow)
+    monkeypatch.setattr(Tables, "merge", failing)
+    with Running(config_under(tmp_path, broker.bootstrap_servers), spark) as running:
+        running.ask(create("c1", "orders"))
+        armed.set()
+        running.ask(create("c2", "users"))
+        wait_until(lambda: left, "a query is left behind")
+        running.ask(create("c3", "events"))
+        assert by("id", running.table("commands")).keys() == {"c1", "c2", "c3"}, "each is applied once"
+        stop(left[0])
 
 
 def test_tables_that_cannot_be_written_for_long_end_the_controller(

@@ -41,14 +41,20 @@ def everything_under(root: str) -> dict[str, tuple[int, int, int]]:
     return {path: (stat.st_size, stat.st_mtime_ns, stat.st_ino) for path, stat in stats.items()}
 
 
+def wait_until_quiet(running: Running) -> None:
+    wait_until(lambda: not running.controller.read(lambda state: state.unseen), "all shards are seen on disk")
+    running.wait_for_tables()
+
+
 def test_a_follower_shows_what_the_controller_does_and_writes_nothing(
     spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
-    # Without heartbeats the controller writes nothing by itself: then any change would be the follower's.
+    # Without heartbeats the controller writes nothing by itself, once it has seen all shards on disk: then any change
+    # would be the follower's.
     config = config_under(tmp_path, broker.bootstrap_servers, heartbeat_ms=NO_HEARTBEAT_MS)
     with Running(config, spark) as running:
         running.ask(create("c1", "orders"))
-        running.wait_for_tables()
+        wait_until_quiet(running)
         before = everything_under(config.root)
         with Process(config, tmp_path / "follower", arguments=["--read-only"]) as follower:
             follower.wait_for_output("Following the journal at")
@@ -58,8 +64,8 @@ def test_a_follower_shows_what_the_controller_does_and_writes_nothing(
             assert everything_under(config.root) == before
             for number, id_ in enumerate(("users", "events"), start=2):
                 running.ask(create(f"c{number}", id_))
+                wait_until_quiet(running)
                 follower.wait_for_output(f"following seq={running.controller.seq} epoch=1 collections={number} holds=0")
-            running.wait_for_tables()
             before = everything_under(config.root)
             follower.signal(signal.SIGTERM)
             assert follower.wait_for_exit() == EXIT_OK

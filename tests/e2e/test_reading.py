@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from deltalake import DeltaTable
 
+from app import operations
 from app.broker import EmbeddedBroker
 from app.client import Holdfast
 from app.client_errors import CollectionMissing, HoldMissing, ReadBeforeSince
 from app.reader import Reader
 from app.reading import subscription
+from app.shards.cleaning import Cleaner, Deleted
 from app.writer import Writer
 from tests.e2e.harness import Running, config_under, wait_until
 from tests.spark.reader_world import Update, counted, summed
@@ -65,9 +67,24 @@ class System:
         self.written[id] += updates
         self._uppers[id] = upper
 
+    def seal(self, id: str) -> None:
+        self._writers[id].seal()
+
     def physical_since(self, id: str) -> int:
-        location = self.running.controller.read(lambda state: state.shards[state.collections[id].shard].location)
-        return DeltaTable(location).transaction_version("holdfast.since") or 0
+        return DeltaTable(self.location(id)).transaction_version("holdfast.since") or 0
+
+    def location(self, id: str) -> str:
+        return self.running.controller.read(lambda state: state.shards[state.collections[id].shard].location)
+
+    def since(self, id: str) -> int:
+        return self.running.controller.read(lambda state: state.collections[id].since)
+
+    def files(self, id: str) -> set[str]:
+        """The data files that are there, in use or not."""
+        return {file.name for file in Path(self.location(id)).glob("*.parquet")}
+
+    def live_files(self, id: str) -> set[str]:
+        return {Path(uri).name for uri in DeltaTable(self.location(id)).file_uris()}
 
     def holds(self) -> set[str]:
         return self.running.controller.read(lambda state: set(state.holds))
@@ -104,6 +121,72 @@ def test_a_read_is_exact_while_the_controller_merges_and_the_next_one_comes_too_
         assert counted(rows.collect()) == summed(system.written["orders"], 7)
     frontiers = system.reader.frontiers("orders")
     assert (frontiers.since, frontiers.upper) == (7, 8)
+
+
+def test_long_reads_outlive_merges_and_clean_ups_with_a_grace_of_zero(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that began before a merge, and one whose hold was acquired while the merge was running."""
+    merging, go_on = threading.Event(), threading.Event()
+    cleaned: list[str] = []
+    delete_dead_files = Cleaner.delete_dead_files
+
+    def noted(cleaner: Cleaner, **limits: int) -> Deleted:
+        deleted = delete_dead_files(cleaner, **limits)
+        cleaned.append(cleaner._location)
+        return deleted
+
+    def wait_before_the_merge_is_committed(name: str) -> None:
+        if name == "merging":
+            merging.set()
+            go_on.wait()
+
+    system.client.update_parameters({"vacuum_grace": 0})
+    system.create("long")
+    for time in (1, 2, 3):
+        system.append("long", [(time, 1, "a", time), (time, 1, "same", 1)], time + 1)
+    system.append("long", [(4, -1, "a", 1), (5, 1, "b", 2)], 8)
+    monkeypatch.setattr(operations, "reach", wait_before_the_merge_is_committed)
+    monkeypatch.setattr(Cleaner, "delete_dead_files", noted)
+    try:
+        with system.reader.snapshot("long", 3) as before:
+            system.client.set_read_policies({"long": {"kind": "step_back"}})
+            wait_until(merging.is_set, "a merge is about to be committed", MERGED_S)
+            planned = system.live_files("long")
+            with system.new_reader() as other, other.snapshot("long", 5) as during:
+                location = system.location("long")
+                before_it = cleaned.count(location)
+                go_on.set()
+                wait_until(lambda: planned - system.live_files("long"), "the merge is committed", MERGED_S)
+                wait_until(lambda: cleaned.count(location) > before_it, "and what may go is deleted", MERGED_S)
+                dead = planned - system.live_files("long")
+                assert counted(before.collect()) == summed(system.written["long"], 3)
+                assert counted(during.collect()) == summed(system.written["long"], 5)
+                assert dead <= system.files("long")
+        wait_until(lambda: not dead & system.files("long"), "without the holds their files go", MERGED_S)
+        with system.reader.snapshot("long", 7) as rows:
+            assert counted(rows.collect()) == summed(system.written["long"], 7)
+    finally:
+        go_on.set()
+        system.client.update_parameters({"vacuum_grace": "1h"})
+
+
+def test_a_closed_collection_is_merged_and_its_dead_files_go(system: System) -> None:
+    """Nobody watches its log any more."""
+    system.client.update_parameters({"vacuum_grace": 0})
+    try:
+        system.create("closed")
+        for time in (1, 2, 3):
+            system.append("closed", [(time, 1, "same", 1)], time + 1)
+        system.seal("closed")
+        wait_until(lambda: system.reader.frontiers("closed").upper is None, "it is seen to be closed")
+        written = system.files("closed")
+        system.client.set_read_policies({"closed": {"kind": "valid_from", "frontier": 3}})
+        wait_until(lambda: not written & system.files("closed"), "what was merged is deleted", MERGED_S)
+        with system.reader.snapshot("closed", 3) as rows:
+            assert counted(rows.collect()) == summed(system.written["closed"], 3)
+    finally:
+        system.client.update_parameters({"vacuum_grace": "1h"})
 
 
 def test_a_dropped_collection_is_read_through_a_hold_until_it_is_let_go(system: System) -> None:
@@ -149,6 +232,7 @@ def test_a_subscription_goes_on_in_another_reader_and_sees_everything_once(
     system.create("ticks")
     system.append("ticks", [(1, 1, "a", 1), (2, 1, "b", 2)], 3)
     system.client.set_read_policies({"ticks": {"kind": "lag_writes_by", "lag": 0}})
+    wait_until(lambda: system.since("ticks") == 3, "the since has followed the upper")
     with pytest.raises(ReadBeforeSince), system.new_reader().subscribe("ticks", 1):
         pass
     seen: Counter[Update] = Counter()
