@@ -94,7 +94,7 @@ def test_other_tables_below_and_at_the_place_of_a_shard_are_left_alone(lake: Lak
     wait_until(lambda: lake.shards()["inner"]["purged_at"], "all of the shard is gone", 2 * LIMIT_S)
     # Whoever looked while there was none has said that it is missing: that is not the last word.
     wait_until(
-        lambda: "the shard's id is" in (lake.shards()["replaced"]["last_error"] or ""),
+        lambda: "it is not this shard" in (lake.shards()["replaced"]["last_error"] or ""),
         "it is said that there is another table",
         2 * LIMIT_S,
     )

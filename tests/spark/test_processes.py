@@ -15,7 +15,7 @@ from app.shards.updates import Updates
 from tests.spark.helpers import content, new_shard
 from tests.spark.racer import race
 
-ROUNDS = 12
+ROUNDS = 8
 
 
 def test_two_processes_race_and_a_killed_one_leaves_no_lock(spark: SparkSession, tmp_path: Path) -> None:
@@ -28,10 +28,19 @@ def test_two_processes_race_and_a_killed_one_leaves_no_lock(spark: SparkSession,
         try:
             assert other.stdout.readline() == "ready\n"
             print("go", file=other.stdin, flush=True)
-            ours = race(spark, shard, "ours", ROUNDS)
-            theirs = json.loads(other.stdout.readline())
-            assert sorted(ours + theirs) == list(range(ROUNDS))
-            expected = {("ours", time): 1 for time in ours} | {("other", time): 1 for time in theirs}
+
+            def meet(upper: int) -> None:
+                assert other.stdin is not None
+                assert other.stdout is not None
+                assert other.stdout.readline() == f"{upper}\n"
+                print("go", file=other.stdin, flush=True)
+
+            ours = race(spark, shard, "ours", ROUNDS, meet=meet)
+            theirs = {int(time): upper for time, upper in json.loads(other.stdout.readline()).items()}
+            for time in range(ROUNDS):
+                # One has won, and the other one, which was as far, is told by what.
+                assert {ours[time], theirs[time]} == {None, time + 1}
+            expected = {("ours" if ours[time] is None else "other", time): 1 for time in range(ROUNDS)}
             assert content(spark, shard) == expected
 
             print("lock", file=other.stdin, flush=True)
