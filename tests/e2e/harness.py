@@ -56,6 +56,7 @@ def config_under(
     *,
     topics: str | None = None,
     heartbeat_ms: int = 500,
+    watch_interval_ms: int = 200,
     partitions: int = 1,
     give_up_after_ms: int = 120_000,
 ) -> Config:
@@ -70,7 +71,11 @@ def config_under(
             replies_topic=f"{name}.replies",
             partitions=partitions,
         ),
-        streams=StreamsConfig(checkpoints=str(root / "checkpoints"), heartbeat=Duration(heartbeat_ms)),
+        streams=StreamsConfig(
+            checkpoints=str(root / "checkpoints"),
+            heartbeat=Duration(heartbeat_ms),
+            watch_interval=Duration(watch_interval_ms),
+        ),
         give_up_after=Duration(give_up_after_ms),
     )
 
@@ -355,6 +360,7 @@ def _as_yaml(config: Config) -> dict[str, Any]:
         "streams": {
             "checkpoints": config.streams.checkpoints,
             "heartbeat": int(config.streams.heartbeat),
+            "watch_interval": int(config.streams.watch_interval),
             "distribute_watching_above": config.streams.distribute_watching_above,
         },
         "metrics": {"port": config.metrics.port},

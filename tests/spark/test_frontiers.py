@@ -18,6 +18,8 @@ from app.core.duration import Duration
 from app.core.frontier import EMPTY, Frontier
 from app.streams import frontiers
 from app.streams.frontiers import FrontierStream
+from tests.e2e.harness import wait_until
+from tests.e2e.ticks import ticks
 from tests.shards.helpers import SEALED, FakeState, append
 
 if TYPE_CHECKING:
@@ -165,15 +167,20 @@ def test_what_spark_commits_is_observed_with_what_others_commit_between(spark: S
         assert world.observed[-1].upper == Frontier(5)
 
 
-def test_batches_run_only_when_something_is_new(spark: SparkSession, tmp_path: Path) -> None:
+def test_batches_run_only_when_something_is_new(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frontiers, "ALIVE_EVERY_MS", 3_600_000)
     world = World(tmp_path)
     append(tmp_path / "a", upper=1)
     world.state.add("a", tmp_path / "a")
-    with world.watching(spark) as query:
+    with ticks(spark) as counted, world.watching(spark) as query:
         world.wait_for("a", Frontier(1))
         append(tmp_path / "a", upper=2)
         world.wait_for("a", Frontier(2))
-        assert len({progress["batchId"] for progress in query.recentProgress if progress["numInputRows"]}) <= 2
+        began = len(counted.began)
+        wait_until(lambda: len(counted.began) >= began + 5, "it has looked several times more")
+        assert {progress["batchId"] for progress in query.recentProgress} == {0, 1}
     assert [seen.upper for seen in world.observed] == [1, 2]
 
 

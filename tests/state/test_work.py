@@ -259,6 +259,74 @@ def test_a_round_tries_every_dropped_shard_as_soon_as_there_is_room(world: World
     assert {world.shard(id).state for id in ids} == {"finalized"}
 
 
+def test_a_round_of_finalization_comes_every_five_seconds(world: World) -> None:
+    world.work.tick()
+    world.create("a")
+    world.command("drop_collections", collections=["a"])
+    world.pass_ms(4_999)
+    assert world.shard("a").state == "dropped"
+    world.pass_ms(1)
+    assert world.shard("a").state == "finalized"
+
+
+def test_whoever_switches_finalization_off_stops_what_was_claimed_but_not_begun(tmp_path: Path) -> None:
+    later = Later()
+    world = World(tmp_path, later)
+    world.create("a", "b")
+    world.command("update_parameters", parameters={"finalization_concurrency": 1})
+    world.command("drop_collections", collections=["a", "b"])
+    world.pass_ms(FINALIZE_EVERY_MS)
+    assert (world.shard("a").state, world.shard("b").state) == ("finalizing", "finalizing")
+    world.command("update_parameters", parameters={"finalize_shards": False})
+    later.run()
+    for wait_ms in (1, FINALIZE_EVERY_MS):
+        world.pass_ms(wait_ms)
+        assert later.names == []
+    assert (world.shard("a").state, world.shard("b").state) == ("finalized", "finalizing")
+    world.command("update_parameters", parameters={"finalize_shards": True})
+    world.pass_ms(FINALIZE_EVERY_MS)
+    later.run()
+    assert world.shard("b").state == "finalized"
+    world.controller.close()
+
+
+def test_only_so_many_shards_are_made_at_once(tmp_path: Path) -> None:
+    later = Later()
+    world = World(tmp_path, later)
+    world.create(*(f"t{number}" for number in range(3 * WORKERS)))
+    for _ in range(3):
+        world.pass_ms(1)
+    assert len(later.names) == WORKERS
+    later.run()
+    world.pass_ms(1)
+    assert len(later.names) == WORKERS
+    world.controller.close()
+
+
+def test_what_is_given_up_is_not_looked_after_any_more(world: World) -> None:
+    """It is deleted as a whole, as soon as that is allowed."""
+    world.command("update_parameters", parameters={"finalize_shards": False})
+    world.create("a")
+    world.observe("a", 100, 1)
+    world.operations.tended = Tended(world.time + 5_000)
+    world.work.tick()
+    assert ("tend", "a") in world.operations.taken()
+    world.command("drop_collections", collections=["a"])
+    world.pass_ms(5_000)
+    assert (world.shard("a").since, world.operations.taken()) == (EMPTY, [])
+
+
+def test_work_that_takes_long_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    world = World(tmp_path, Later())
+    world.create("a")
+    world.work.tick()
+    world.pass_ms(9 * 60_000)
+    assert "takes long" not in caplog.text
+    world.pass_ms(2 * 60_000)
+    assert f"work takes long kind=create shard={world.shard('a').id} minutes=11" in caplog.text
+    world.controller.close()
+
+
 def test_what_cannot_even_be_started_is_tried_again(tmp_path: Path) -> None:
     fails = True
 
@@ -360,14 +428,25 @@ def test_what_fails_is_said_in_the_row_and_tried_again_later_and_later(world: Wo
     def fail(_: str, job: Job) -> None:
         raise OSError(f"no space left for {job.shard.owner}")
 
-    world.operations.behave = fail
+    tried: list[int] = []
+
+    def counted(kind: str, job: Job) -> None:
+        tried.append(world.time)
+        fail(kind, job)
+
+    world.operations.behave = counted
     world.create("a")
     world.work.tick()
     assert world.shard("a").last_error == "create: OSError: no space left for a"
+    for wait_ms in (5_000, 10_000, 20_000, 40_000, 80_000, 160_000, 320_000, 600_000, 600_000):
+        world.pass_ms(wait_ms - 1)
+        number = len(tried)
+        world.pass_ms(1)
+        assert tried[number:] == [world.time], f"not before {wait_ms} ms"
+    failed = {"kind": "create", "outcome": "failed"}
+    assert world.controller.metrics.registry.get_sample_value("holdfast_work_total", failed) == len(tried)
     world.operations.behave = works
-    world.pass_ms(4_999)
-    assert world.operations.taken() == []
-    world.pass_ms(1)
+    world.pass_ms(600_000)
     assert world.operations.taken() == [("create", "a")]
     assert world.shard("a").last_error is None
 
