@@ -180,7 +180,9 @@ def test_batches_run_only_when_something_is_new(
         world.wait_for("a", Frontier(2))
         began = len(counted.began)
         wait_until(lambda: len(counted.began) >= began + 5, "it has looked several times more")
-        assert {progress["batchId"] for progress in query.recentProgress} == {0, 1}
+        moved = [progress["sources"][0] for progress in query.recentProgress]
+        batches = [source for source in moved if source["startOffset"] != source["endOffset"]]
+        assert len(batches) <= 3, "one for each, and a sign of life at its start"
     assert [seen.upper for seen in world.observed] == [1, 2]
 
 
