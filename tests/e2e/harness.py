@@ -199,7 +199,7 @@ class Running(Client):
         self.config = config
         self.exit_code: int | None = None
         self.failure: BaseException | None = None
-        self._service = Service(config, spark, config.kafka.bootstrap_servers)
+        self.service = Service(config, spark, config.kafka.bootstrap_servers)
         self._thread = threading.Thread(target=self._run, name="service under test", daemon=True)
         self._ready = threading.Event()
         self._heartbeats = 0
@@ -208,7 +208,7 @@ class Running(Client):
 
     @property
     def controller(self) -> Controller:
-        return self._service.controller
+        return self.service.controller
 
     @property
     def heartbeats(self) -> int:
@@ -226,7 +226,7 @@ class Running(Client):
 
     def _run(self) -> None:
         try:
-            self.exit_code = self._service.run(on_ready=self._ready.set)
+            self.exit_code = self.service.run(on_ready=self._ready.set)
         except BaseException as error:  # noqa: BLE001 - shown by whoever waits
             self.failure = error
 
@@ -242,7 +242,7 @@ class Running(Client):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._service.stop()
+        self.service.stop()
         self._thread.join(LIMIT_S)
         self.close()
         if error is None:

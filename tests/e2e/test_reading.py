@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,6 +79,15 @@ class System:
     def since(self, id: str) -> int:
         return self.running.controller.read(lambda state: state.collections[id].since)
 
+    def log_version(self, id: str) -> int:
+        """Up to where the journal knows the log of its shard."""
+        return self.running.controller.read(lambda state: state.shards[state.collections[id].shard].log_version or 0)
+
+    def tend(self, id: str) -> None:
+        """Lets the controller look after its shard at once."""
+        shard = self.running.controller.read(lambda state: state.collections[id].shard)
+        self.running.service.work._tending.by(shard, 0)
+
     def files(self, id: str) -> set[str]:
         """The data files that are there, in use or not."""
         return {file.name for file in Path(self.location(id)).glob("*.parquet")}
@@ -128,12 +137,12 @@ def test_long_reads_outlive_merges_and_clean_ups_with_a_grace_of_zero(
 ) -> None:
     """One that began before a merge, and one whose hold was acquired while the merge was running."""
     merging, go_on = threading.Event(), threading.Event()
-    cleaned: list[str] = []
+    limits: dict[str, list[int]] = defaultdict(list)
     delete_dead_files = Cleaner.delete_dead_files
 
-    def noted(cleaner: Cleaner, **limits: int) -> Deleted:
-        deleted = delete_dead_files(cleaner, **limits)
-        cleaned.append(cleaner._location)
+    def noted(cleaner: Cleaner, **asked: int) -> Deleted:
+        deleted = delete_dead_files(cleaner, **asked)
+        limits[cleaner._location].append(asked["upto_version"])
         return deleted
 
     def wait_before_the_merge_is_committed(name: str) -> None:
@@ -143,6 +152,7 @@ def test_long_reads_outlive_merges_and_clean_ups_with_a_grace_of_zero(
 
     system.client.update_parameters({"vacuum_grace": 0})
     system.create("long")
+    location = system.location("long")
     for time in (1, 2, 3):
         system.append("long", [(time, 1, "a", time), (time, 1, "same", 1)], time + 1)
     system.append("long", [(4, -1, "a", 1), (5, 1, "b", 2)], 8)
@@ -154,21 +164,54 @@ def test_long_reads_outlive_merges_and_clean_ups_with_a_grace_of_zero(
             wait_until(merging.is_set, "a merge is about to be committed", MERGED_S)
             planned = system.live_files("long")
             with system.new_reader() as other, other.snapshot("long", 5) as during:
-                location = system.location("long")
-                before_it = cleaned.count(location)
                 go_on.set()
                 wait_until(lambda: planned - system.live_files("long"), "the merge is committed", MERGED_S)
-                wait_until(lambda: cleaned.count(location) > before_it, "and what may go is deleted", MERGED_S)
                 dead = planned - system.live_files("long")
+                # The controller knows of the commit that removed them, and cleans up because of another one.
+                merged = DeltaTable(location).version()
+                wait_until(lambda: system.log_version("long") >= merged, "the merge is in the journal", MERGED_S)
+                before_it = len(limits[location])
+                system.append("long", [(8, 1, "late", 1)], 10)
+                system.tend("long")
+                wait_until(lambda: len(limits[location]) > before_it, "it is cleaned up", MERGED_S)
+                assert limits[location][-1] < merged, "but only what no reader needs"
                 assert counted(before.collect()) == summed(system.written["long"], 3)
                 assert counted(during.collect()) == summed(system.written["long"], 5)
                 assert dead <= system.files("long")
         wait_until(lambda: not dead & system.files("long"), "without the holds their files go", MERGED_S)
-        with system.reader.snapshot("long", 7) as rows:
-            assert counted(rows.collect()) == summed(system.written["long"], 7)
+        with system.reader.snapshot("long", 9) as rows:
+            assert counted(rows.collect()) == summed(system.written["long"], 9)
     finally:
         go_on.set()
         system.client.update_parameters({"vacuum_grace": "1h"})
+
+
+def test_an_altered_collection_and_the_new_one_are_read_from_one_shard(system: System) -> None:
+    """Each with its own columns, before and after a merge of what both have written."""
+    system.create("plain")
+    system.append("plain", [(1, 1, "a", 1), (2, 1, "b", 2)], 3)
+    wide = f"{DDL}, w INT"
+    system.client.alter_table_desc("plain", "wide", schema=wide, expected_version=0)
+    writer = Writer(system.spark, "wide", root=system.running.config.root, at_least=system.client.seq, timeout_s=60)
+    new = system.spark.createDataFrame(
+        [(3, 1, "c", 3, 7), (4, -1, "a", 1, None)], f"_time BIGINT, _diff BIGINT, {wide}"
+    )
+    writer.compare_and_append(new.coalesce(1), 3, 5)
+    system._uppers["plain"] = 5
+    system.append("plain", [(5, 1, "d", 4)], 6)
+
+    def check() -> None:
+        with system.reader.snapshot("plain", 5) as rows:
+            assert rows.columns == ["k", "v", "_count"]
+            assert {tuple(row) for row in rows.collect()} == {("b", 2, 1), ("c", 3, 1), ("d", 4, 1)}
+        with system.reader.snapshot("wide", 5) as rows:
+            assert rows.columns == ["k", "v", "w", "_count"]
+            assert {tuple(row) for row in rows.collect()} == {("b", 2, None, 1), ("c", 3, 7, 1), ("d", 4, None, 1)}
+
+    check()
+    system.client.set_read_policies({id: {"kind": "step_back"} for id in ("plain", "wide")})
+    wait_until(lambda: len(system.live_files("wide")) == 1, "all is merged", MERGED_S)
+    check()
 
 
 def test_a_closed_collection_is_merged_and_its_dead_files_go(system: System) -> None:

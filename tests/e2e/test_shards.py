@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,7 @@ def lake(spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path) -> Iterato
 def test_five_collections_from_their_first_row_to_the_empty_warehouse(
     spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
-    config = config_under(tmp_path, broker.bootstrap_servers)
+    config = config_under(tmp_path, broker.bootstrap_servers, watch_interval_ms=1_000)  # as users have it
     with ticks(spark) as counted, Running(config, spark) as running:
         lake = Lake(running, config, spark)
         lake.command("update_parameters", parameters=QUICK)
@@ -48,14 +49,10 @@ def test_five_collections_from_their_first_row_to_the_empty_warehouse(
         for id, lag in LAGS.items():
             policy = {"kind": "lag_writes_by", "lag": lag, "granularity": 1}
             lake.command("set_read_policies", policies=[{"collection": id, "policy": policy}])
-        versions = write_and_hold(lake)
-        for (id, upper), version in versions.items():
-            shard = lake.shards()[id]
-            committed, journalled = (
-                committed_at(shard["location"], version),
-                journalled_at(config, shard["shard"], upper),
-            )
-            assert counted.between(committed, journalled) <= 2, f"ticks until the since of {id} followed {upper}"
+        for (id, since), version in write_and_hold(lake).items():
+            committed = committed_at(lake.shards()[id]["location"], version)
+            journalled = journalled_at(config, id, since)
+            assert counted.between(committed, journalled) <= 2, f"ticks until the since of {id} was {since}"
         wait_until(lambda: lake.merges("t1") >= 1, "history is merged", 2 * LIMIT_S)
         wait_until(lambda: lake.shards()["t1"]["merged_to"], "its row says so")
         merged = lake.shards()["t1"]
@@ -68,9 +65,13 @@ def test_five_collections_from_their_first_row_to_the_empty_warehouse(
 
 
 def write_and_hold(lake: Lake) -> dict[tuple[str, int], int]:
-    """Writers on five collections at once, holds that come and go: sinces follow, and none passes a hold."""
+    """Writers on five collections at once, holds that come and go: sinces follow, and none passes a hold.
+
+    The version after which each since was due that nothing but its policy held back.
+    """
     versions: dict[tuple[str, int], int] = {}
     held: dict[str, int] = {}
+    dying: set[str] = set()
 
     def followed(expected: dict[str, int]) -> bool:
         sinces = lake.sinces()
@@ -82,7 +83,9 @@ def write_and_hold(lake: Lake) -> dict[tuple[str, int], int]:
         updates = [(before + 1, 1, f"{id}-{upper}", upper), (before + 5, 1, "again", 1)]
         if upper > 20:
             updates.append((before + 7, -1, f"{id}-{before}", before))
-        versions[(id, upper)] = lake.write(id, upper, *updates)
+        version = lake.write(id, upper, *updates)
+        if id not in held.keys() | dying:
+            versions[(id, max(REGISTERED, upper - LAGS[id]))] = version
 
     for upper in (20, 40, 60, 80):
         with ThreadPoolExecutor(len(COLLECTIONS)) as writers:
@@ -101,6 +104,7 @@ def write_and_hold(lake: Lake) -> dict[tuple[str, int], int]:
             held.pop("t4")
             # One that nobody renews: it holds for a while, and then no more.
             lake.command("acquire_read_holds", collections=["t5"], holder="dies", id="dying", lease="1s")
+            dying.add("t5")
     assert by("owner", table(lake.config, "shards"))["t2"]["since"] <= 30
     return versions
 
@@ -284,8 +288,12 @@ def test_a_drop_is_undone_within_its_window_and_takes_effect_after_it(lake: Lake
     lake.command("undrop_collections", collections=["t1"])
     lake.write("t1", 20, (11, 1, "y", 2))
     assert lake.content("t1") == +lake.written["t1"]
-    lake.command("drop_collections", collections=["t1"])  # the parameter is 0 now
-    wait_until(lambda: not data_files(lake.config), "without a window it goes", 2 * LIMIT_S)
+    lake.command("update_parameters", parameters={"undrop_window": "2s"})
+    lake.command("drop_collections", collections=["t1"])
+    wait_until(lambda: not data_files(lake.config), "after its window it goes", 2 * LIMIT_S)
+    wait_until(lambda: lake.shards()["t1"]["state"] == "finalized", "that is said in its row")
+    shard = lake.shards()["t1"]
+    assert shard["finalized_at"] - shard["dropped_at"] >= timedelta(seconds=2)
 
 
 def rounds_with_no_window(lake: Lake) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from app.config import Config
-from app.core.images import SHARD, Shard, decode_image
+from app.core.images import COLLECTION, Collection, decode_image
 from app.state.journal import Journal
 from tests.e2e.harness import wait_until
 
@@ -69,17 +69,17 @@ def ticks(spark: SparkSession) -> Iterator[Ticks]:
         spark.conf.set(_IDLE, before)
 
 
-def journalled_at(config: Config, shard: str, upper: int) -> int:
-    """When the first entry was written that has this upper of a shard, or a later one."""
+def journalled_at(config: Config, collection: str, since: int) -> int:
+    """When the first entry was written in which a collection has this since, or a later one."""
     journal = Journal.open(f"{config.state}/journal", storage_options={}, instance="a test", read_only=True)
     for entry in journal.read(0):
         for row in entry.rows:
-            if (row.entity, row.key) == (SHARD, shard) and row.value is not None:
-                image = decode_image(SHARD, row.value)
-                assert isinstance(image, Shard)
-                if image.upper >= upper:
+            if (row.entity, row.key) == (COLLECTION, collection) and row.value is not None:
+                image = decode_image(COLLECTION, row.value)
+                assert isinstance(image, Collection)
+                if image.since >= since:
                     return entry.at
-    raise AssertionError(f"no entry has the upper {upper} of {shard}")
+    raise AssertionError(f"no entry has the since {since} of {collection}")
 
 
 def committed_at(location: str, version: int) -> int:
