@@ -210,7 +210,11 @@ class Controller:
 
     def report(self, errors: Mapping[str, str | None]) -> None:
         """The logs of these shards cannot be read, or can be read again (None): one entry for all."""
-        self.step("frontiers", lambda machine, now: machine.note_errors(now, errors))
+        self.step("frontiers", lambda machine, now: machine.watched(now, errors))
+
+    def begin_watching(self) -> None:
+        """Whoever watched before has ended."""
+        self.step("frontiers", lambda machine, now: machine.begin_watching(now))
 
     def heartbeat(self, *, applied_until: int | None) -> None:
         """What time alone does. What was on the topic at `applied_until` is applied; None: nobody knows."""

@@ -17,6 +17,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from app.commands import CommandImage
+from app.core.descriptions import DEFAULT_TIMELINE
 from app.core.frontier import EMPTY, ZERO
 from app.core.state import State
 from app.messages import COMMAND_TYPES
@@ -48,6 +49,18 @@ class Metrics:
         )
         self._commands = Counter(
             "holdfast_commands", "Commands answered.", ["type", "status", "code"], registry=registry
+        )
+        self._reply_seconds = Histogram(
+            "holdfast_reply_seconds",
+            "From a command's timestamp in Kafka to its durable reply being sent.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.expired_commands = Gauge(
+            "holdfast_expired_commands",
+            "Records that Kafka had deleted before they were applied, when query 1 began.",
+            ["partition"],
+            registry=registry,
         )
         self.entries = Counter("holdfast_entries", "Entries of the journal.", ["origin"], registry=registry)
         self.entry_seconds = Histogram(
@@ -97,6 +110,10 @@ class Metrics:
         """A name that is no command is not taken as a label: anyone could make any number of series."""
         name = type_ if type_ in COMMAND_TYPES else "unknown"
         self._commands.labels(name, "ok" if error_code is None else "error", error_code or "").inc()
+
+    def replied(self, sent_ms: Iterable[int], now_ms: int) -> None:
+        for at_ms in sent_ms:
+            self._reply_seconds.observe(max(0, now_ms - at_ms) / 1000)
 
     @contextmanager
     def batch(self, query: str) -> Iterator[None]:
@@ -175,7 +192,9 @@ def _lags(state: State, now: int) -> Iterator[GaugeMetricFamily]:
         labels=["collection"],
     )
     since = GaugeMetricFamily(
-        "holdfast_history_seconds", "Upper minus since: how much history is kept.", labels=["collection"]
+        "holdfast_history_seconds",
+        "Upper minus since, where they are milliseconds: how much history is kept.",
+        labels=["collection"],
     )
     for id in ids:
         collection = state.collections[id]
@@ -183,7 +202,8 @@ def _lags(state: State, now: int) -> Iterator[GaugeMetricFamily]:
             continue
         if collection.time_dependence is not None:
             upper.add_metric([id], (now - collection.upper) / 1000)
-        since.add_metric([id], max(0, collection.upper - collection.since) / 1000)
+        if collection.description.timeline == DEFAULT_TIMELINE:
+            since.add_metric([id], max(0, collection.upper - collection.since) / 1000)
     yield upper
     yield since
     yield GaugeMetricFamily(

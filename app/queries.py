@@ -56,6 +56,7 @@ class Queries:
         """With `once` only query 1, which then ends by itself: to take what is on the topic and stop."""
         self._running[_COMMANDS] = self._commands.start(self._spark, once=once)
         if not once:
+            self._controller.begin_watching()
             self._controller.wait_for_tables()  # query 2 finds the shards there
             self._running[_FRONTIERS] = self._frontiers.start(self._spark)
 

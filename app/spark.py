@@ -17,7 +17,9 @@ from app.jars import spark_home, spark_jars
 from app.java import java_home
 
 LOGS = Path(".holdfast/logs")
-LOGGING = Path(__file__).resolve().parent.parent / "conf" / "log4j2.properties"
+CONF = Path(__file__).resolve().parent.parent / "conf"
+LOGGING = CONF / "log4j2.properties"
+POOLS = CONF / "scheduler.xml"
 
 # Settings that are lists: what the user asks for comes in addition to what we need.
 LISTS = {"spark.jars": ",", "spark.sql.extensions": ",", "spark.driver.extraJavaOptions": " "}
@@ -80,6 +82,8 @@ def _settings(*, local: bool, logs: Path) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
+    if POOLS.exists():
+        settings["spark.scheduler.allocation.file"] = POOLS.as_uri()
     if local:
         settings |= {
             "spark.driver.host": "127.0.0.1",  # the host's name need not lead to this machine

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from heapq import heappop, heappush
 from typing import Final
 
+from app.core.frontier import EMPTY
 from app.core.images import Shard
 from app.core.shard_work import clean_up_limit
 from app.core.state import State
@@ -34,13 +35,14 @@ class Tending:
         self._queue: list[tuple[int, str]] = []  # an item counts only while `_at` says the same
         self._pinned: dict[str, int] = {}  # by shard: the version that its pins must reach for a dead file to go
         self._pins_at = 0
+        self._closed: set[str] = set()
 
     def note(self, touched: Collection[Shard], interval_ms: int, now: int) -> None:
         """Takes in shards that have changed. None is looked after more often than its since may move."""
         first_looks = 0
         for shard in touched:
-            if shard.state in ("finalizing", "finalized"):
-                self.forget(shard.id)
+            if shard.since == EMPTY or shard.state in ("finalizing", "finalized"):
+                self.forget(shard.id)  # nobody reads it: what is there is deleted as a whole, soon
             elif shard.format == "updates" and shard.log_version is not None:
                 target, before = _target(shard), self._targets.get(shard.id)
                 if before is None:
@@ -48,6 +50,10 @@ class Tending:
                     first_looks += 1
                 elif target > before:
                     self.by(shard.id, now + interval_ms)
+                if shard.upper == EMPTY and shard.id not in self._closed:
+                    # Its log is watched no more, so what a merge that is under way commits is seen only by the next.
+                    self._closed.add(shard.id)
+                    self.by(shard.id, now)
                 self._targets[shard.id] = max(target, before or 0)
 
     def by(self, id: str, at: int) -> None:
@@ -68,6 +74,7 @@ class Tending:
     def forget(self, id: str) -> None:
         for memory in (self._targets, self._at, self._pinned):
             memory.pop(id, None)
+        self._closed.discard(id)
 
     def release(self, state: State, now: int) -> None:
         """Those whose dead files nobody pins any more are due."""

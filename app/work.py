@@ -60,8 +60,8 @@ class Work:
         self._worker = Worker(controller, operations)
         self._busy: dict[str, _Busy] = {}  # by shard
         self._ended: SimpleQueue[Ended] = SimpleQueue()
-        self._failures: dict[str, int] = {}
-        self._not_before: dict[str, int] = {}
+        self._failures: dict[tuple[Kind, str], int] = {}
+        self._not_before: dict[tuple[Kind, str], int] = {}
         self._created: set[str] = set()
         self._evolved: dict[str, str] = {}  # by shard: the owner whose schema it has
         self._to_evolve: set[str] = set()
@@ -105,17 +105,18 @@ class Work:
             except Empty:
                 return
             del self._busy[shard.id]
+            key = kind, shard.id
             if outcome == "succeeded":
                 self._succeeded(kind, shard, tended)
             elif outcome == "failed" and kind != "finalize":  # of those the machine knows when they are tried again
-                number = self._failures[shard.id] = self._failures.get(shard.id, 0) + 1
-                self._not_before[shard.id] = at + min(FIRST_RETRY_MS << min(number - 1, 20), LONGEST_RETRY_MS)
+                number = self._failures[key] = self._failures.get(key, 0) + 1
+                self._not_before[key] = at + min(FIRST_RETRY_MS << min(number - 1, 20), LONGEST_RETRY_MS)
             if outcome != "succeeded":
                 self._put_off(kind, shard.id, at)
 
     def _succeeded(self, kind: Kind, shard: Shard, tended: Tended | None) -> None:
-        self._failures.pop(shard.id, None)
-        self._not_before.pop(shard.id, None)
+        self._failures.pop((kind, shard.id), None)
+        self._not_before.pop((kind, shard.id), None)
         if kind == "create":
             self._created.add(shard.id)  # it may be a while until it is seen
         elif kind == "evolve":
@@ -126,7 +127,7 @@ class Work:
     def _put_off(self, kind: Kind, id: str, at: int) -> None:
         """It is still to be done. What the state says anyway (create, finalize, purge) is found due by itself."""
         if kind == "tend":
-            self._tending.by(id, self._not_before.get(id, at))
+            self._tending.by(id, self._not_before.get((kind, id), at))
         if kind == "evolve":
             self._to_evolve.add(id)
 
@@ -164,13 +165,13 @@ class Work:
         """What to start, as far as there is room. Nothing here goes through all shards."""
         taken = set(self._busy)
 
-        def may(id: str) -> bool:
-            return id not in taken and self._not_before.get(id, 0) <= now
+        def may(kind: Kind, id: str) -> bool:
+            return id not in taken and self._not_before.get((kind, id), 0) <= now
 
         found: list[tuple[Kind, str]] = []
 
         def take(kind: Kind, ids: Iterable[str], room: int) -> None:
-            chosen = sorted(islice((id for id in ids if may(id)), max(0, room)))
+            chosen = sorted(islice((id for id in ids if may(kind, id)), max(0, room)))
             taken.update(chosen)
             found.extend((kind, id) for id in chosen)
 
@@ -179,15 +180,15 @@ class Work:
             claimed = (id for id in self._to_finalize if state.shards[id].state == "finalizing")
             take("finalize", claimed, state.parameters.finalization_concurrency - busy.count("finalize"))
         room = WORKERS - sum(kind in ("create", "evolve", "purge") for kind in busy) + len(found)
+        take("evolve", self._to_evolve, room - len(found))  # first: creating many tables takes long
         take("create", (id for id in state.unseen if id not in self._created), room - len(found))
-        take("evolve", self._to_evolve, room - len(found))
         take("purge", state.unpurged, room - len(found))
         self._tending.release(state, now)
-        tended = self._tending.due(now, most=max(0, WORKERS - busy.count("tend")), may=may)
-        found.extend(("tend", id) for id in tended)
-        # Nobody reads a shard whose since is []: what is there is deleted as a whole, soon.
-        shards = ((kind, state.shards[id]) for kind, id in found)
-        return [(kind, shard) for kind, shard in shards if kind != "tend" or shard.since != EMPTY]
+        room_to_tend = max(0, WORKERS - busy.count("tend"))
+        tended = self._tending.due(now, most=room_to_tend, may=lambda id: may("tend", id))
+        # One of them may have been given up since it was put off.
+        found.extend(("tend", id) for id in tended if state.shards[id].since != EMPTY)
+        return [(kind, state.shards[id]) for kind, id in found]
 
     def _start(self, kind: Kind, shard: Shard, now: int) -> None:
         if kind == "evolve":
@@ -213,6 +214,7 @@ class Work:
 
     def _end(self, ended: Ended) -> None:
         self._controller.metrics.working.labels(ended.kind).dec()
+        self._controller.metrics.work.labels(ended.kind, ended.outcome).inc()
         self._ended.put(ended)
         self._wake()
 

@@ -63,9 +63,8 @@ class Worker:
             self._controller.look()
             tended = self._perform(kind, self._job(shard.id))
             if kind != "finalize":
-                self._controller.step(kind, lambda machine, now: machine.work_succeeded(now, shard.id))
+                self._controller.step(kind, lambda machine, now: machine.work_ended(now, shard.id, kind, None))
             outcome = "succeeded"
-            self._count(kind, outcome)
         except (Stopping, MemoryInDoubt):
             pass
         except FATAL as error:
@@ -75,9 +74,6 @@ class Worker:
                 outcome = "failed"
                 self._say_failed(kind, shard.id, error)
         return Ended(kind, shard, self._controller.now(), outcome, tended)
-
-    def _count(self, kind: Kind, outcome: Outcome) -> None:
-        self._controller.metrics.work.labels(kind, outcome).inc()
 
     def _halt(self, error: BaseException) -> None:
         with self._lock:
@@ -125,14 +121,14 @@ class Worker:
         self._controller.step("merged", lambda machine, now: machine.merged(now, id, merge))
 
     def _say_failed(self, kind: Kind, id: str, error: Exception) -> None:
-        sentence = f"{kind}: {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-        log.warning("work failed, it is tried again shard=%s error=%s", id, sentence)
-        self._count(kind, "failed")
+        sentence = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        log.warning("work failed, it is tried again kind=%s shard=%s error=%s", kind, id, sentence)
         try:
             if kind == "finalize":
-                self._controller.step("failed", lambda machine, now: machine.finalization_failed(now, id, sentence))
+                said = f"{kind}: {sentence}"
+                self._controller.step("failed", lambda machine, now: machine.finalization_failed(now, id, said))
             else:
-                self._controller.step("failed", lambda machine, now: machine.work_failed(now, id, sentence))
+                self._controller.step("failed", lambda machine, now: machine.work_ended(now, id, kind, sentence))
         except (Stopping, MemoryInDoubt):
             pass
         except FATAL as fatal:

@@ -27,9 +27,12 @@ def set_policies(draft: Draft, policies: Iterable[tuple[str, SettablePolicy]]) -
 
 
 def observe(draft: Draft, observations: Iterable[Observation]) -> None:
-    """Uppers and log versions only move forward: a late or repeated observation changes nothing."""
+    """Uppers and log versions only move forward: a late or repeated observation changes nothing.
+
+    Nor does one of a log without a version: a shard of which nothing was seen is still to be created.
+    """
     for seen in observations:
-        if seen.shard not in draft.state.shards:
+        if seen.shard not in draft.state.shards or seen.log_version < 0:
             continue
         shard = draft.shard(seen.shard)
         if shard.state in ("finalizing", "finalized"):

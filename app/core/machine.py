@@ -206,21 +206,23 @@ class Machine:
     def merged(self, now: int, shard: str, merge: Merge) -> Step[None]:
         return self._step(now, lambda draft: shard_work.note_merge(draft, shard, merge))
 
-    def work_failed(self, now: int, shard: str, error: str) -> Step[None]:
-        """Something on a shard did not work, and is tried again; or it is not where it was."""
-        return self._step(now, lambda draft: shard_work.note_error(draft, shard, error))
+    def work_ended(self, now: int, shard: str, kind: str, error: str | None) -> Step[None]:
+        """Some work on a shard did not go well, and is tried again; None: it did."""
+        return self._step(now, lambda draft: shard_work.note_error(draft, shard, kind, error))
 
-    def note_errors(self, now: int, errors: Mapping[str, str | None]) -> Step[None]:
-        """What is wrong with shards, or (None) no longer is."""
+    def watched(self, now: int, errors: Mapping[str, str | None]) -> Step[None]:
+        """What is wrong with the logs of shards, or (None) no longer is."""
 
         def note(draft: Draft) -> None:
             for shard, error in errors.items():
-                shard_work.note_error(draft, shard, error)
+                shard_work.note_error(draft, shard, shard_work.WATCH, error)
 
         return self._step(now, note)
 
-    def work_succeeded(self, now: int, shard: str) -> Step[None]:
-        return self._step(now, lambda draft: shard_work.note_error(draft, shard, None))
+    def begin_watching(self, now: int) -> Step[None]:
+        """Whoever watched before has ended. What is still wrong is said again at the first look."""
+        ids = [shard.id for shard in self.state.shards.values() if shard.last_error is not None]
+        return self.watched(now, dict.fromkeys(ids))
 
     def _step(self, now: int, compute: Callable[[Draft], R]) -> Step[R]:
         draft = Draft(self.state, now)

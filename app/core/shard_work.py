@@ -20,6 +20,8 @@ from app.core.state import State
 FIRST_RETRY_MS: Final = 5_000
 LONGEST_RETRY_MS: Final = 600_000
 MAX_ERROR_LENGTH: Final = 1_000
+WATCH: Final = "watch"
+"""Looking at the shards' logs."""
 
 
 class Downgrade(msgspec.Struct, frozen=True):
@@ -143,10 +145,20 @@ def note_merge(draft: Draft, id: str, merge: Merge) -> None:
     )
 
 
-def note_error(draft: Draft, id: str, error: str | None) -> None:
-    """What went wrong with a shard, for those who look at its row; None: nothing is wrong any more."""
+def note_error(draft: Draft, id: str, what: str, error: str | None) -> None:
+    """What went wrong with a shard while we did something to it, for those who look at its row; None: it went well.
+
+    Going well takes back only what the same thing had to say. What `WATCH` says stays until it is taken back: the log
+    cannot be read, and all else may follow from that.
+    """
     shard = draft.shard(id)
-    last_error = None if error is None else error[:MAX_ERROR_LENGTH]
+    before = shard.last_error or ""
+    if error is None:
+        last_error = None if before.startswith(f"{what}: ") else shard.last_error
+    elif before.startswith(f"{WATCH}: ") and what != WATCH:
+        last_error = shard.last_error
+    else:
+        last_error = f"{what}: {error}"[:MAX_ERROR_LENGTH]
     if shard.last_error != last_error:
         draft.put_shard(msgspec.structs.replace(shard, last_error=last_error))
 

@@ -16,6 +16,7 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from app.clock import wall_ms
 from app.config import Config
 from app.controller import Controller
 from app.failpoints import reach
@@ -75,12 +76,10 @@ class CommandStream:
         return {int(partition): int(offset) for partition, offset in ends.items()}
 
     def _source_options(self, topic: Topic) -> dict[str, str]:
-        offsets = self._controller.offsets(topic)
-        start = {str(partition): offsets.get(partition, EARLIEST) for partition in self._topics.partitions()}
         options = {
             "kafka.bootstrap.servers": self._bootstrap_servers,
             "subscribe": topic.name,
-            "startingOffsets": json.dumps({topic.name: start}),
+            "startingOffsets": json.dumps({topic.name: self._starting_offsets(topic)}),
             "maxOffsetsPerTrigger": str(self._config.streams.max_commands_per_batch),
             "kafka.isolation.level": "read_committed",
             # A poll returns at once when there is something; this is how long it waits at the end of a batch.
@@ -89,6 +88,27 @@ class CommandStream:
         }
         given = java_options(self._config.kafka.options, limit_s=self._limit_s)
         return options | {f"kafka.{name}": value for name, value in given.items()}
+
+    def _starting_offsets(self, topic: Topic) -> dict[str, int]:
+        """Where the journal says; but where Kafka has deleted what comes there, with what it still has.
+
+        Without this, the query would fail for ever, and nothing would bring these records back. Inside a running query
+        it is an error (`failOnDataLoss`), so that it comes here.
+        """
+        applied = self._controller.offsets(topic)
+        start = {}
+        for partition, first in self._topics.firsts().items():
+            offset = applied.get(partition, EARLIEST)
+            expired = max(0, first - offset) if partition in applied else 0
+            self._controller.metrics.expired_commands.labels(str(partition)).set(expired)
+            if expired:
+                log.error(
+                    "Kafka deleted up to %d records before they were applied; it goes on after them. Keep records of "
+                    "the command topic for longer than the controller may be away. topic=%s partition=%d offsets=%d-%d",
+                    *(expired, topic.name, partition, offset, first - 1),
+                )
+            start[str(partition)] = first if expired else offset
+        return start
 
     def _new_checkpoint(self, topic: Topic) -> str:
         run = f"commands-{self._controller.epoch}-{topic.id[:12]}-{uuid.uuid4().hex[:8]}"
@@ -116,5 +136,6 @@ class CommandStream:
         replies = self._controller.apply(self._topic, records)
         reach("before_replies")
         self._replies.send(replies)
+        self._controller.metrics.replied((record.timestamp for record in records), wall_ms())
         reach("after_replies")
         self.batches += 1

@@ -100,7 +100,8 @@ class FrontierStream:
         report: dict[str, str | None] = {}
         for shard, upper, log_version, _, error in frame.collect():
             if error is None:
-                observations.append(Observation(shard, frontier_of(upper), log_version))
+                if log_version >= 0:  # else it can be read again, and there is still nothing
+                    observations.append(Observation(shard, frontier_of(upper), log_version))
                 if shard in self._unreadable:
                     report[shard] = None
             elif shard not in self._unreadable:  # its text may be another one each time: once is enough

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from kafka import KafkaConsumer, TopicPartition
+from kafka.admin import KafkaAdminClient
 
 from app.broker import EmbeddedBroker
 from app.config import Config
@@ -206,6 +207,26 @@ def test_a_topic_that_was_made_anew_is_applied_from_its_beginning(
         expected = {"h1/a", "h2/b", "n1/c", *(f"m{number}/d" for number in range(5))}
         assert by("hold", running.table("holds")).keys() == expected
         assert by("id", running.table("commands")).keys() == {hold.partition("/")[0] for hold in expected} | {"c1"}
+
+
+def test_after_kafka_has_deleted_what_was_not_applied_it_goes_on_and_says_so(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_under(tmp_path, broker.bootstrap_servers)
+    with Running(config, spark) as running:
+        running.ask(create("c1", "orders"))
+    running.send(*(acquire(f"lost{number}", "orders") for number in range(3)))  # while nobody is there
+    admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
+    admin.delete_records({TopicPartition(config.kafka.commands_topic, 0): 3})
+    admin.close()
+    with Running(config, spark) as running:
+        running.wait_for_replies(3)  # to c1 twice, and to the one that is left
+        assert by("hold", running.table("holds")).keys() == {"lost2/orders"}
+        expired = running.controller.metrics.registry.get_sample_value("holdfast_expired_commands", {"partition": "0"})
+        assert expired == 2
+        assert "Kafka deleted up to 2 records before they were applied" in caplog.text
+        (reply,) = running.ask(acquire("h1", "orders"))
+        assert reply["status"] == "ok"
 
 
 @pytest.mark.parametrize("records", [4, 2])

@@ -139,10 +139,10 @@ def check_metrics(running: Running) -> None:
         assert found is not None, f"{name} {labels}"
         return found
 
+    wait_until(lambda: not value("holdfast_work_running", kind="purge"), "no work is under way")
     for kind in ("create", "finalize", "purge"):
         assert value("holdfast_work_total", kind=kind, outcome="started") >= len(COLLECTIONS)
         assert value("holdfast_work_total", kind=kind, outcome="succeeded") == len(COLLECTIONS)
-    wait_until(lambda: not value("holdfast_work_running", kind="purge"), "no work is under way")
     assert value("holdfast_merges_total") >= 1
     assert value("holdfast_merged_bytes_before_total") > 0
     assert value("holdfast_merged_bytes_after_total") > 0

@@ -10,6 +10,7 @@ from kafka import KafkaProducer
 from kafka.admin import KafkaAdminClient, NewTopic
 
 from app.broker import EmbeddedBroker
+from app.operations import POOL
 from app.spark import session
 
 if TYPE_CHECKING:
@@ -41,6 +42,12 @@ def test_its_python_workers_have_our_packages(spark: SparkSession) -> None:
         return [deltalake.__name__, pyarrow.__name__]
 
     assert spark.sparkContext.parallelize([1], 1).map(imported).collect() == [["deltalake", "pyarrow"]]
+
+
+def test_work_on_shards_shares_what_its_pool_gets(spark: SparkSession) -> None:
+    """A small job in that pool does not wait for the tasks of a long one."""
+    pool = spark.sparkContext._jsc.sc().getPoolForName(POOL).get()
+    assert str(pool.schedulingMode()) == "FAIR"
 
 
 def test_it_leaves_our_handling_of_an_interrupt_alone(spark: SparkSession) -> None:

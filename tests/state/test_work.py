@@ -171,6 +171,28 @@ def test_what_we_do_to_a_closed_shard_is_journalled_though_nobody_watches_it_any
     assert closed[-1].clean_up_limit == 9, "so that the files which it removed can go"
 
 
+def test_a_shard_that_is_closed_while_it_is_merged_is_looked_after_once_more(world: World) -> None:
+    """The watching ended with the seal, so nobody has seen the version in which the merge removed its files."""
+    world.create("a")
+    world.observe("a", 100, 1)
+
+    def closed_meanwhile(kind: str, _: Job) -> None:
+        if kind == "tend":
+            world.observe("a", EMPTY, 2)
+
+    world.operations.behave = closed_meanwhile
+    world.operations.tended = Tended(log_version=3, pinned=3)
+    world.work.tick()
+    assert world.operations.taken() == [("tend", "a")]
+    assert world.shard("a").log_version == 2
+    world.operations.behave = works
+    world.operations.tended = Tended(log_version=3)
+    world.pass_ms(1)
+    world.pass_ms(1)
+    assert world.operations.taken() == [("tend", "a")], "and not again and again"
+    assert world.shard("a").log_version == 3
+
+
 class Later:
     """Threads that have been started, but have not come far yet."""
 
@@ -449,6 +471,23 @@ def test_what_fails_is_said_in_the_row_and_tried_again_later_and_later(world: Wo
     world.pass_ms(600_000)
     assert world.operations.taken() == [("create", "a")]
     assert world.shard("a").last_error is None
+
+
+def test_what_is_dropped_need_not_wait_until_other_work_on_it_may_be_tried_again(world: World) -> None:
+    """Whoever drops a table because the disk is full wants its files to go."""
+
+    def fail(kind: str, _: Job) -> None:
+        if kind in ("tend", "create"):
+            raise OSError("no space left")
+
+    world.operations.behave = fail
+    world.create("a", "b")
+    world.observe("a", 100, 1)
+    for _ in range(10):
+        world.pass_ms(600_000)
+    world.command("drop_collections", collections=["a", "b"])
+    world.pass_ms(FINALIZE_EVERY_MS)
+    assert (world.shard("a").state, world.shard("b").state) == ("finalized", "finalized")
 
 
 def test_a_failed_finalization_is_counted_and_does_not_stop_the_others(world: World) -> None:

@@ -143,11 +143,37 @@ def test_what_is_to_be_done_on_a_shard_from_its_creation_to_its_purge() -> None:
 def test_the_row_of_a_shard_says_what_went_wrong_with_it_until_it_works_again() -> None:
     one = machine()
     one.create_collections(0, [table("a")], register_ts=5)
-    assert one.work_failed(1, "a-1", "no space left").changes
-    assert not one.work_failed(2, "a-1", "no space left").changes, "nothing new"
-    assert one.state.shards["a-1"].last_error == "no space left"
-    one.work_succeeded(3, "a-1")
+
+    def said() -> str | None:
+        return one.state.shards["a-1"].last_error
+
+    assert one.work_ended(1, "a-1", "create", "no space left").changes
+    assert not one.work_ended(2, "a-1", "create", "no space left").changes, "nothing new"
+    assert said() == "create: no space left"
+    assert not one.work_ended(3, "a-1", "evolve", None).changes, "that is no reason to take it back"
+    one.work_ended(4, "a-1", "create", None)
+    assert said() is None
+
+
+def test_that_a_log_cannot_be_read_stays_in_the_row_until_it_can_be() -> None:
+    one = machine()
+    one.create_collections(0, [table("a"), table("b")], register_ts=5)
+    one.watched(1, {"a-1": "it went back", "b-2": "it is gone"})
+    assert not one.work_ended(2, "a-1", "tend", "no such version").changes, "that follows from it"
+    assert not one.work_ended(3, "a-1", "tend", None).changes
+    assert one.state.shards["a-1"].last_error == "watch: it went back"
+    one.watched(4, {"a-1": None})
     assert one.state.shards["a-1"].last_error is None
+    one.work_ended(5, "a-1", "tend", "no space left")
+    one.begin_watching(6)
+    assert [one.state.shards[id].last_error for id in ("a-1", "b-2")] == ["tend: no space left", None]
+
+
+def test_a_shard_of_which_nothing_was_seen_is_still_to_be_created() -> None:
+    one = machine()
+    one.create_collections(0, [table("a")], register_ts=5)
+    assert not one.observe(1, [Observation("a-1", Frontier(0), -1)]).changes
+    assert one.state.unseen == {"a-1"}
 
 
 def test_raising_max_command_age_does_not_bring_old_commands_back() -> None:

@@ -53,14 +53,38 @@ def test_lags_are_those_of_the_state() -> None:
         Description(id="t", data_source=Table()),
         Description(id="v", data_source=Other(inputs=("t",))),
         Description(id="new", data_source=Table()),
+        Description(id="count", data_source=Table(), timeline="a counter"),
     )
-    made.observe(5, [Observation(made.state.collections[id].shard, Frontier(10_000), 1) for id in ("t", "v")])
+    seen = ("t", "v", "count")
+    made.observe(5, [Observation(made.state.collections[id].shard, Frontier(10_000), 1) for id in seen])
     values = metrics_of(made, now=12_500).registry.get_sample_value
     assert values("holdfast_upper_lag_seconds", {"collection": "t"}) == 2.5
     assert values("holdfast_upper_lag_seconds", {"collection": "v"}) is None, "it follows its inputs, not the clock"
     assert values("holdfast_upper_lag_seconds", {"collection": "new"}) is None, "nothing was written yet"
     assert values("holdfast_history_seconds", {"collection": "t"}) == 9.999
-    assert values("holdfast_shards", {"state": "live"}) == 3
+    assert values("holdfast_history_seconds", {"collection": "count"}) is None, "its times are no milliseconds"
+    assert values("holdfast_shards", {"state": "live"}) == 4
+
+
+def test_the_state_is_counted() -> None:
+    made = machine(Description(id="a", data_source=Table()), Description(id="b", data_source=Table()))
+    made.acquire_read_holds(1, command_id="c", collections=["a"], at=None, holder="h")
+    shard = made.state.collections["a"].shard
+    made.work_ended(2, shard, "tend", "no space left")
+    made.drop_collections(3, ["b"])
+    values = metrics_of(made).registry.get_sample_value
+    assert values("holdfast_shards_with_error") == 1
+    assert values("holdfast_holds") == 1
+    assert values("holdfast_tombstones") == 1
+    assert values("holdfast_pending_downgrades") == len(made.state.pending_downgrades) > 0
+
+
+def test_how_long_replies_take_is_measured_from_when_kafka_had_the_command() -> None:
+    metrics = Metrics()
+    metrics.replied([1_000, 1_900, 2_500], now_ms=2_000)
+    value = metrics.registry.get_sample_value
+    assert value("holdfast_reply_seconds_count") == 3
+    assert value("holdfast_reply_seconds_sum") == 1.1, "a clock that is ahead is no time saved"
 
 
 def test_the_number_of_series_is_bounded() -> None:
