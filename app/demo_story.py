@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Final
 
 from app.client import Holdfast
@@ -9,7 +10,7 @@ from app.client_errors import CollectionMissing, HoldMissing, ReadBeforeSince
 from app.client_holds import ReadHold
 from app.commandline.explain import explain, short
 from app.commandline.output import print_table
-from app.demo_lake import ORDERS, Lake, Report, Unexpected, at, clock
+from app.demo_lake import LIMIT_S, ORDERS, Lake, Report, Unexpected, at, clock
 from app.status import State
 from app.why import Graph
 
@@ -105,10 +106,12 @@ class Story:
         files = self._lake.on_disk(state, "orders")
         _say(f"The report sees {before.orders:,} orders at 13:10, for {before.total:,} in all, and goes on to there.")
         self._client.downgrade_read_holds({report.id: at("13:10")})
-        reads = 1
+        reads, deadline = 1, time.monotonic() + LIMIT_S
         while self._lake.on_disk(state := self._lake.state(), "orders").bytes >= files.bytes:
             self._check_same(before, self._lake.report(at("13:10"), hold=report.id))
             reads += 1
+            if time.monotonic() > deadline:
+                raise Unexpected(f"The history behind 13:10 was not merged within {LIMIT_S:.0f} s.")
         self._check_same(before, self._lake.report(at("13:10"), hold=report.id))
         merged = self._lake.on_disk(state, "orders")
         _say(

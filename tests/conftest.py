@@ -1,4 +1,4 @@
-"""One broker and one Spark for all tests of a run: each takes seconds to start. Jars are fetched when first used."""
+"""One broker and one Spark for all tests of a process: each takes seconds to start. Jars are fetched once."""
 
 from __future__ import annotations
 

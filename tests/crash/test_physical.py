@@ -55,10 +55,12 @@ def test_no_controller_that_ends_in_the_middle_of_its_work_does_harm(
         assert lake.content("a") == +lake.written["a"]
 
         finalizing = start("finalizing", "finalizing:stop")
-        # A reader that comes while the clean-up is frozen pins what it needs, and the files that were dead then go.
-        lake.command("acquire_read_holds", id="h", collections=["a"], holder="r", lease="1h", pin_files=True)
-        needed = set(DeltaTable(lake.shards()["a"]["location"]).file_uris())
+        # A reader that comes while the clean-up is frozen pins what it needs, and that is then merged.
+        lake.command("acquire_read_holds", id="h", collections=["a"], at=45, holder="r", lease="1h", pin_files=True)
+        needed, merged_before = live_files(lake), lake.merges("a")
         lake.write("a", 50, (41, 1, "last", 1))
+        wait_until(lambda: lake.merges("a") > merged_before, "what the reader needs is merged", 4 * LIMIT_S)
+        assert not needed & live_files(lake)
         wake(cleaning)
         assert lake.content("a") == +lake.written["a"]
         assert all(Path(file).exists() for file in needed)
@@ -80,6 +82,10 @@ def test_no_controller_that_ends_in_the_middle_of_its_work_does_harm(
         last.signal(signal.SIGTERM)
         assert last.wait_for_exit() == 0, last.output
     lake.client.close()
+
+
+def live_files(lake: Lake) -> set[str]:
+    return set(DeltaTable(lake.shards()["a"]["location"]).file_uris())
 
 
 def wake(process: Process) -> None:

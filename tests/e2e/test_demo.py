@@ -7,8 +7,9 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+
+from tests.e2e.harness import wait_until
 
 JOB = Path(__file__).parents[2] / "jobs" / "demo.py"
 LIMIT_S = 900  # on a very busy machine; the aim, two minutes, is for a quiet one
@@ -59,7 +60,7 @@ def test_an_interrupt_ends_it_tidily(tmp_path: Path) -> None:
     with start(tmp_path) as demo:
         assert demo.stdout is not None
         assert "Starting" in demo.stdout.readline()
-        time.sleep(2)
+        wait_until(lambda: roots(tmp_path), "it has something to remove")
         demo.send_signal(signal.SIGTERM)
         _, errors = demo.communicate(timeout=LIMIT_S)
     assert demo.returncode == 130
