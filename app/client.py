@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from app.client_connection import Connection
 from app.client_errors import *  # noqa: F403 - the exceptions are one table, there, and users import them from here
-from app.client_errors import HoldfastError, HoldLost
+from app.client_errors import HoldfastError, HoldLost, InvalidArgument
 from app.client_holds import Holds, ReadHold, holds_of
 from app.core.duration import parse_duration
 from app.status import State, read_state
@@ -86,10 +86,12 @@ class Holdfast(Connection):
         }
         return holds_of(self.send(command))
 
-    def downgrade_read_holds(self, moves: Mapping[str, int | None], *, id: str | None = None) -> list[ReadHold]:
+    def downgrade_read_holds(
+        self, moves: Mapping[str, int | None], *, id: str | None = None, timeout: float | None = None
+    ) -> list[ReadHold]:
         """Per hold, the time to which it moves forward; None releases it."""
         listed = [{"hold": hold, "to": to} for hold, to in moves.items()]
-        return holds_of(self.send({"type": "downgrade_read_holds", "id": id, "holds": listed}))
+        return holds_of(self.send({"type": "downgrade_read_holds", "id": id, "holds": listed}, timeout=timeout))
 
     def renew_read_holds(
         self, holds: Iterable[str], *, lease: Lease | None = None, id: str | None = None, timeout: float | None = None
@@ -162,6 +164,7 @@ class Holdfast(Connection):
 
 
 def milliseconds(lease: Lease) -> int:
-    if isinstance(lease, timedelta):
-        return lease // timedelta(milliseconds=1)
-    return int(parse_duration(lease))
+    try:
+        return int(parse_duration(lease // timedelta(milliseconds=1) if isinstance(lease, timedelta) else lease))
+    except ValueError as error:
+        raise InvalidArgument(f"{error}.") from None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from app.client_errors import ERRORS, HoldfastError, HoldLost, HoldMissing, NotAnswering
+from app.client_errors import ERRORS, HoldfastError, HoldLost, HoldMissing, InvalidUsage, NotAnswering
 from app.client_wire import may_wait
 from app.clock import steady_ms, wall_ms
 
@@ -95,6 +95,8 @@ class Holds(Mapping[str, ReadHold]):
     # The block.
 
     def __enter__(self) -> Holds:
+        if self._holds or self._ended.is_set():
+            raise InvalidUsage("These holds were for one block, and are not made anew. Call `hold` again.")
         command_id = self._client.new_command_id()
         sent_at = steady_ms()
         try:
@@ -135,7 +137,7 @@ class Holds(Mapping[str, ReadHold]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ended.set()
+        self.stop_renewing()
         releases = _commands("release_read_holds", self.ids)
         try:
             if may_wait():
@@ -148,6 +150,10 @@ class Holds(Mapping[str, ReadHold]):
             if self._lease_ms is None and kind is None:  # nothing else will ever release them
                 raise
 
+    def stop_renewing(self) -> None:
+        """They end with their lease now, whatever becomes of their release."""
+        self._ended.set()
+
     def _give_up(self, command_id: str) -> None:
         """Holds may have been made of which we heard nothing: their ids are known, so nobody need wait for a lease."""
         ids = self._expected_ids(command_id)
@@ -159,7 +165,7 @@ class Holds(Mapping[str, ReadHold]):
 
     # Inside the block.
 
-    def downgrade(self, to: int | Mapping[str, int]) -> None:
+    def downgrade(self, to: int | Mapping[str, int], *, timeout: float | None = None) -> None:
         """Moves the holds forward: all to one time, or some, by collection. What is before is no longer needed.
 
         More than `HOLDS_PER_COMMAND` in several commands: if one is refused, those before it have moved theirs.
@@ -167,7 +173,7 @@ class Holds(Mapping[str, ReadHold]):
         wanted = to if isinstance(to, Mapping) else dict.fromkeys(self._holds, to)
         moves = {self[collection].id: time for collection, time in wanted.items()}
         for part in _parts(list(moves)):
-            moved = self._client.downgrade_read_holds({id: moves[id] for id in part})
+            moved = self._client.downgrade_read_holds({id: moves[id] for id in part}, timeout=timeout)
             self._take([hold._asdict() | {"hold": hold.id} for hold in moved])
 
     @property

@@ -233,8 +233,13 @@ class Wire:
                     self._hand_over(record.key, record.value)
             if time.monotonic() > self._look_at:
                 self._take_new_partitions()
-        except KafkaError as error:  # it reconnects by itself; what is missed meanwhile is sent again
-            log.warning("reading replies failed, trying again error=%s", type(error).__name__)
+        except Exception as error:
+            # Kafka's client reconnects by itself; what is missed meanwhile is sent again. Whatever else it is: if this
+            # thread ended, no answer would be heard any more, and nobody would hear of that.
+            log.warning(
+                "reading replies failed, trying again error=%s", type(error).__name__,
+                exc_info=not isinstance(error, KafkaError),
+            )  # fmt: skip
             self._stopped.wait(0.5)
 
     def _take_new_partitions(self) -> None:

@@ -32,7 +32,7 @@ from app.client_errors import InvalidArgument, InvalidUsage
 from app.commandline.settings import embedded_address
 from app.core.frontier import EMPTY, MAX_TIME_GIVEN, ZERO
 from app.reading import subscription
-from app.reading.arrow import Batches, batches
+from app.reading.arrow import Batches
 from app.reading.catalog import Catalog, Frontiers
 from app.reading.errors import ReadTimeout, ShardUnreadable, nothing_readable
 from app.reading.guard import Asked, Guard
@@ -139,7 +139,7 @@ class Reader:
 
         def run() -> Generator[Any, None, None]:
             with self._at(collection, as_of, hold, timeout, "snapshot_cursor") as (reading, plan):
-                yield from _streamed(reading, reading.snapshot_in_parts(plan, as_of))
+                yield from reading.in_batches(reading.snapshot_in_parts(plan, as_of))
 
         return Batches(run())
 
@@ -150,7 +150,7 @@ class Reader:
 
         def run() -> Generator[Any, None, None]:
             with self._at(collection, as_of, hold, timeout, "snapshot_and_stream") as (reading, plan):
-                yield from _streamed(reading, reading.updates_in_parts(plan, at_most=as_of))
+                yield from reading.in_batches(reading.updates_in_parts(plan, at_most=as_of))
 
         return Batches(run())
 
@@ -183,7 +183,7 @@ class Reader:
         """The snapshot at a time (by default the earliest), then every later change, until the collection is closed.
 
         To go on where another subscription has ended: `as_of=completed, snapshot=False`. `timeout`: how long to wait
-        for a step; by default for ever.
+        for a step; by default for ever. After the `ReadTimeout` it can be asked for that step again.
         """
         if as_of is None and not snapshot:
             raise InvalidArgument(
@@ -252,16 +252,9 @@ class Reader:
         self, collection: str, as_of: int, hold: str | None, timeout: Lease | None, what: str
     ) -> Iterator[tuple[Reading, Plan]]:
         """A read with the version that has everything up to its time."""
+        timeout_s = _seconds(timeout)  # before anything is held
         with self._reading(collection, as_of, hold, f"{what} at {as_of}") as reading:
-            yield reading, reading.planner.at(as_of, timeout_s=_seconds(timeout), level=logging.WARNING)
-
-
-def _streamed(reading: Reading, frame: DataFrame) -> Generator[Any, None, None]:
-    """The schema, and then the batches."""
-    with reading.explained():
-        for each in batches(frame):
-            reading.guard.check()
-            yield each
+            yield reading, reading.planner.at(as_of, timeout_s=timeout_s, level=logging.WARNING)
 
 
 def _seconds(timeout: Lease | None) -> float | None:

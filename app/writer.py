@@ -10,7 +10,8 @@ reads it from there.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -21,6 +22,7 @@ from app.core.frontier import EMPTY, ZERO, Frontier
 from app.core.schema import parse_schema
 from app.reading.catalog import Catalog, Stored
 from app.shards.bounds import Appended, Bounds
+from app.shards.columns import check_own
 from app.shards.errors import Sealed, ShardMissing, UpperMismatch
 from app.shards.updates import Updates, create
 
@@ -55,8 +57,9 @@ class Writer:
         self.collection = collection
         self._shard = _opened(spark, found)
         self._timeline = found.timeline
+        self._schema = found.schema
         self._columns = None if found.schema is None else [column.name for column in parse_schema(found.schema)]
-        self._logs = [_opened(spark, log) for log in logs]
+        self._logs = [_opened(spark, log, is_log=True) for log in logs]
 
     @property
     def upper(self) -> Frontier:
@@ -71,13 +74,14 @@ class Writer:
         Only if the upper is the expected one; else `UpperMismatch`, whose `actual` says where it is. After an error
         that leaves it open whether the rows were added, call again with the same `token`: they are added once.
         """
-        self._catch_up(Bounds.of(expected_upper, new_upper), token)
-        return self._shard.compare_and_append(rows, expected_upper, new_upper, token=token, columns=self._columns)
+        self._check_columns(rows)
+        with self._caught_up(Bounds.of(expected_upper, new_upper), token):
+            return self._shard.compare_and_append(rows, expected_upper, new_upper, token=token, columns=self._columns)
 
     def advance_upper(self, expected_upper: int, new_upper: int, *, token: str | None = None) -> Appended:
         """Says that nothing happened up to `new_upper`, so that readers need not wait."""
-        self._catch_up(Bounds.of(expected_upper, new_upper), token)
-        return self._shard.advance_upper(expected_upper, new_upper, token=token)
+        with self._caught_up(Bounds.of(expected_upper, new_upper), token):
+            return self._shard.advance_upper(expected_upper, new_upper, token=token)
 
     def append(self, rows: DataFrame, *, now_ms: Callable[[], int] | None = None) -> Appended:
         """Adds rows at the current time, or at the upper if that is later. They have no `_time`.
@@ -90,12 +94,18 @@ class Writer:
                 f"{self.collection!r} is on the timeline {self._timeline!r}, on which the time of day means nothing. "
                 "Say what the time is there, with `now_ms`, or use `compare_and_append`."
             )
+        self._check_columns(rows)
         clock = now_ms or (lambda: int(time.time() * 1_000))
         return self._shard.append(rows, columns=self._columns, now_ms=lambda: max(clock(), self._earliest()))
 
     def seal(self) -> None:
         """Closes the collection for ever: its upper is `[]`. It stays readable."""
         self._shard.seal()
+
+    def _check_columns(self, rows: DataFrame) -> None:
+        """Before anything is written, also to catch up with a log."""
+        if self._schema is not None:
+            check_own(rows, self._schema)
 
     def _logs_upper(self) -> Frontier:
         return max((log.upper for log in self._logs), default=ZERO)
@@ -107,6 +117,18 @@ class Writer:
             raise self._sealed()
         return int(upper)
 
+    @contextmanager
+    def _caught_up(self, bounds: Bounds, token: str | None) -> Iterator[None]:
+        """For what compares with the upper: that of the collection, which is the logs' if that is greater."""
+        self._catch_up(bounds, token)
+        try:
+            yield
+        except UpperMismatch as mismatch:  # it is that of the shard alone
+            log = self._logs_upper()
+            if log <= mismatch.actual:
+                raise
+            raise self._behind(log, bounds.expected) from None
+
     def _catch_up(self, bounds: Bounds, token: str | None) -> None:
         """Moves the shard's own upper up to that of the logs, if that is what the caller expects."""
         if not self._logs:
@@ -114,19 +136,21 @@ class Writer:
         own, log = self._shard.upper, self._logs_upper()
         if own >= log or (own > bounds.expected and token is not None):
             return  # the shard compares for itself; or it may be a second attempt, which it recognises
-        if log == EMPTY:
-            raise self._sealed()
-        if bounds.expected != log:
-            raise UpperMismatch(
-                log,
-                f"The upper of {self.collection!r} is {log}, that of its transaction log, not {bounds.expected}.",
-            )
+        if log == EMPTY or bounds.expected != log:
+            raise self._behind(log, bounds.expected)
         while own < log:
             try:
                 self._shard.advance_upper(own, log)
                 return
             except UpperMismatch as mismatch:
                 own = mismatch.actual  # another writer has caught up first, or a part of the way
+
+    def _behind(self, log: Frontier, expected: Frontier) -> Sealed | UpperMismatch:
+        if log == EMPTY:
+            return self._sealed()
+        return UpperMismatch(
+            log, f"The upper of {self.collection!r} is {log}, that of its transaction log, not {expected}."
+        )
 
     def _sealed(self) -> Sealed:
         return Sealed(f"{self.collection!r} is closed for ever: its transaction log was sealed.")
@@ -147,8 +171,8 @@ def _writable(catalog: Catalog, id: str, at_least: int) -> list[Stored]:
     return chain
 
 
-def _opened(spark: SparkSession, stored: Stored) -> Updates:
-    """The shard, with a table that has the collection's columns."""
+def _opened(spark: SparkSession, stored: Stored, *, is_log: bool = False) -> Updates:
+    """The shard, with a table that has the collection's columns. Of a log only the upper counts: it may have none."""
     id, schema, place = stored.collection, stored.schema, stored.place
     if place.format != "updates":
         raise InvalidUsage(
@@ -166,7 +190,7 @@ def _opened(spark: SparkSession, stored: Stored) -> Updates:
                 f"The Delta table of {id!r} at {place.location} was there and is gone. It is not made anew, because "
                 "what it held is lost. Restore it, or drop the collection and create it under another id."
             ) from None
-        if schema is None:
+        if schema is None and not is_log:
             raise InvalidUsage(
                 f"{id!r} has no schema, so its table cannot be made. Create it under another id with one."
             ) from None

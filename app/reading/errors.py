@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from app.client_errors import HoldfastError, InvalidUsage, ReadBeforeSince
@@ -9,6 +10,7 @@ from app.core.frontier import Frontier
 
 MANY: Final = "[HOLDFAST_COUNT]"
 """Begins the message with which a plan fails that found a row more than once, or less than not at all."""
+_COUNTED: Final = re.compile(rf"{re.escape(MANY)} (-?[0-9]+)")
 
 
 class ReadTimeout(HoldfastError):
@@ -51,12 +53,13 @@ def nothing_readable(collection: str, since: int, upper: Frontier) -> HoldfastEr
 
 def wrong_count(collection: str, error: BaseException) -> HoldfastError | None:
     """The refusal, if a plan failed because a row is not there exactly once."""
-    text = str(error)
-    if MANY not in text:
+    # Other errors may show the whole plan, with the beginning of the message in it, but no count.
+    found = _COUNTED.search(str(error))
+    if found is None:
         return None
-    count = text.partition(MANY)[2].split(maxsplit=1)[0]
+    count = int(found[1])
     return InvalidUsage(
         f"A row of {collection!r} is there {count} times, and snapshot_latest is for collections whose rows are there "
         "once. Use snapshot, which gives each row with its count.",
-        {"count": int(count)},
+        {"count": count},
     )

@@ -9,21 +9,18 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.types import (
     ArrayType,
-    CharType,
     DataType,
     LongType,
     MapType,
-    StringType,
     StructField,
     StructType,
-    VarcharType,
     VariantType,
 )
 
 from app.client_errors import InvalidUsage
 from app.reading.errors import MANY
 from app.reading.planning import Plan
-from app.shards.columns import DIFF, TIME, shard_schema
+from app.shards.columns import DIFF, TIME, quoted, shard_schema, stored
 
 _TOO_OLD: Final = "DELTA_UNSUPPORTED_TIME_TRAVEL_BEYOND_DELETED_FILE_RETENTION_DURATION"
 # With these, Spark leaves out what it cannot read, and says nothing.
@@ -39,7 +36,7 @@ def updates(
 ) -> DataFrame:
     """`_time`, `_diff` and a collection's own columns, of the updates from one time up to another, both included."""
     if plan.version is None:
-        return spark.createDataFrame([], _plain(shard_schema(schema)))
+        return spark.createDataFrame([], stored(shard_schema(schema)))
     table = _load(spark, plan.location, plan.version)
     if at_least is not None:
         table = table.where(sql.col(TIME) >= sql.lit(at_least))
@@ -60,14 +57,19 @@ def consolidated(rows: DataFrame, count: str) -> DataFrame:
 
 
 def each_once(rows: DataFrame) -> DataFrame:
-    """The rows without a count, if every count is 1; else whatever is computed from this fails with `MANY`."""
+    """The rows without a count, if every count is 1; else whatever is computed from all of them fails with `MANY`.
+
+    Also if the result needs only some: Spark takes no filter below one that is not deterministic. It would else filter
+    before it sums, and not see that another row is there twice. What is cut off, as by `limit`, is not counted.
+    """
     columns = _summable(rows)
     # Without columns there is one sum, also of nothing: then it is null.
     total = sql.coalesce(sql.sum(DIFF), sql.lit(0)).alias(DIFF)
     summed = rows.groupBy(*map(_column, columns)).agg(total)
     wrong = sql.raise_error(sql.concat(sql.lit(f"{MANY} "), _column(DIFF).cast("string")))
     # As a filter: a check in a column would not be evaluated when nobody asks for that column.
-    checked = sql.when(_column(DIFF) == 0, False).when(_column(DIFF) == 1, True).otherwise(wrong)
+    barrier = sql.when(sql.spark_partition_id() < 0, False)  # never; but for Spark it is not deterministic
+    checked = barrier.when(_column(DIFF) == 0, False).when(_column(DIFF) == 1, True).otherwise(wrong)
     return summed.where(checked).select(*map(_column, columns))
 
 
@@ -100,7 +102,7 @@ def _own_columns(table: StructType, schema: str | None) -> list[Column]:
     there = {field.name.lower(): field for field in table.fields if field.name.lower() not in (TIME, DIFF)}
     if schema is None:
         return [_column(field.name) for field in there.values()]
-    wanted = _plain(shard_schema(schema)).fields[2:]
+    wanted = stored(shard_schema(schema)).fields[2:]
     return [_as(there.get(field.name.lower()), field) for field in wanted]
 
 
@@ -110,8 +112,6 @@ def _as(there: StructField | None, wanted: StructField) -> Column:
     column = _column(there.name)
     if _same(there.dataType, wanted.dataType):
         return column.alias(wanted.name)
-    if _has(MapType, there.dataType):  # maps cannot be compared
-        return column.cast(wanted.dataType).alias(wanted.name)
     # A table that was altered may have values by now that the old type does not: never a wrong one instead.
     misfit = sql.raise_error(
         sql.lit(
@@ -120,8 +120,30 @@ def _as(there: StructField | None, wanted: StructField) -> Column:
         )
     )
     cast = column.try_cast(wanted.dataType)
-    fits = cast.cast(there.dataType).eqNullSafe(column)
+    back = cast.cast(there.dataType)
+    fits = _comparable(back, there.dataType).eqNullSafe(_comparable(column, there.dataType))
     return sql.when(fits, cast).otherwise(misfit.cast(wanted.dataType)).alias(wanted.name)
+
+
+def _comparable(value: Column, type: DataType) -> Column:
+    """The same value, with the entries of maps in their order: maps themselves cannot be compared."""
+    if not _has(MapType, type):
+        return value
+    match type:
+        case MapType():
+            return sql.transform(
+                sql.map_entries(value),
+                lambda entry: sql.struct(
+                    _comparable(entry["key"], type.keyType), _comparable(entry["value"], type.valueType)
+                ),
+            )
+        case ArrayType():
+            return sql.transform(value, lambda element: _comparable(element, type.elementType))
+        case StructType():
+            fields = [_comparable(value[field.name], field.dataType).alias(field.name) for field in type.fields]
+            return sql.when(value.isNotNull(), sql.struct(*fields))
+        case _:
+            raise TypeError(f"{type.simpleString()} has no parts")
 
 
 def _summable(rows: DataFrame) -> list[str]:
@@ -136,8 +158,7 @@ def _summable(rows: DataFrame) -> list[str]:
 
 
 def _column(name: str) -> Column:
-    quoted = name.replace("`", "``")
-    return sql.col(f"`{quoted}`")
+    return sql.col(quoted(name))
 
 
 def _same(one: DataType, other: DataType) -> bool:
@@ -156,22 +177,3 @@ def _has(kind: type[DataType], type: DataType) -> bool:
             return any(_has(kind, field.dataType) for field in type.fields)
         case _:
             return False
-
-
-def _plain(schema: StructType) -> StructType:
-    """Nullable, and with CHAR and VARCHAR as the STRING that Delta stores."""
-    return StructType([StructField(field.name, _plain_type(field.dataType)) for field in schema.fields])
-
-
-def _plain_type(type: DataType) -> DataType:
-    match type:
-        case CharType() | VarcharType():
-            return StringType()
-        case ArrayType():
-            return ArrayType(_plain_type(type.elementType))
-        case MapType():
-            return MapType(_plain_type(type.keyType), _plain_type(type.valueType))
-        case StructType():
-            return _plain(type)
-        case _:
-            return type

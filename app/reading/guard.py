@@ -8,16 +8,17 @@ the shard's log: no file that is part of that version or a later one is deleted.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 from app.client import Holdfast
 from app.client_errors import (
     CollectionMissing,
+    HoldfastError,
     HoldMissing,
     InvalidArgument,
-    NotAnswering,
-    ReadBeforeSince,
     SinceViolation,
 )
 from app.client_holds import Holds, lost, never_sent
@@ -93,8 +94,8 @@ class Guard:
         self.release()
 
     def release(self) -> None:
-        while self._kept:
-            self._kept.pop().__exit__(None, None, None)
+        kept, self._kept = self._kept, []
+        _let_go(kept)
 
     @property
     def since(self) -> int:
@@ -107,12 +108,12 @@ class Guard:
         for holds in self._kept:
             holds.check()
 
-    def downgrade(self, to: int) -> None:
+    def downgrade(self, to: int, *, timeout: float | None = None) -> None:
         """What is before this time is no longer needed."""
         for holds in self._kept:
             if any(hold.since is not None and hold.since < to for hold in holds.values()):
                 try:
-                    holds.downgrade(to)
+                    holds.downgrade(to, timeout=timeout)
                 except HoldMissing as error:  # heard of it before a renewal did
                     raise lost(error) from error
 
@@ -125,16 +126,14 @@ class Guard:
             self._acquire(self.since)
         except CollectionMissing:  # it was dropped meanwhile, and takes no new holds: the old one stays
             self._pinned_at = steady_ms()
-            return
-        except ReadBeforeSince as error:  # which cannot be while our own hold is there
-            raise lost(error) from error
-        except NotAnswering as error:  # the old one is as good; whether it is still there is the renewals' matter
+        except HoldfastError as error:
+            # The old one is as good, and nothing that is said of a new one means that it is gone: it may be further on
+            # than we know, if the answer to a downgrade was lost. That it is there is for renewals and `check` to say.
             log.warning("files could not be pinned anew collection=%s error=%s", self.collection, error)
             self._pinned_at = steady_ms()
-            return
-        for holds in old:
-            self._kept.remove(holds)
-            holds.__exit__(None, None, None)
+        else:
+            self._kept = self._kept[len(old) :]
+            _let_go(old)
 
     def _acquire(self, at: int | None) -> None:
         holds = self._client.hold(
@@ -181,3 +180,12 @@ class Guard:
             log.warning(
                 "reading a dropped collection without pinned files collection=%s hold=%s", held.collection, hold
             )
+
+
+def _let_go(kept: Sequence[Holds]) -> None:
+    """All of them, also if letting one go is interrupted: nobody could end the renewing of those after it."""
+    for holds in kept:
+        holds.stop_renewing()
+    with ExitStack() as stack:
+        for holds in kept:
+            stack.push(holds)

@@ -27,6 +27,8 @@ FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 0.5
 SAY_FIRST_S: Final = 1.0
 SAY_EVERY_S: Final = 5.0
+LOOK_AGAIN_AFTER_S: Final = (0.2, 1.0)
+"""When a log that was read before is tried again if it cannot be read: a store may fail for a moment."""
 
 
 class Plan(NamedTuple):
@@ -48,11 +50,16 @@ class ShardLog:
 
     def look(self) -> Plan:
         """The newest version."""
-        try:
-            table = self._newest()
-        except (DeltaError, OSError) as error:
-            reason = (str(error).splitlines() or ["no reason given"])[0]
-            raise ShardUnreadable(f"The table at {self._place.location} cannot be read: {reason}") from error
+        for pause_s in (*LOOK_AGAIN_AFTER_S, None):
+            try:
+                table = self._newest()
+                break
+            except (DeltaError, OSError) as error:
+                reason = (str(error).splitlines() or ["no reason given"])[0]
+                if pause_s is None or self._table is None:  # who never could read it wants to hear of it
+                    raise ShardUnreadable(f"The table at {self._place.location} cannot be read: {reason}") from error
+                log.warning("could not be read, trying again table=%s error=%s", self._place.location, reason)
+                time.sleep(pause_s)
         if table is None:
             return Plan(self._place.location, None, ZERO, ZERO)
         return Plan(self._place.location, table.version(), _recorded(table, UPPER), _recorded(table, SINCE))

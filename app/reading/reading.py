@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 
 from app.client_errors import HoldfastError
-from app.reading.arrow import parts_for, session_for
+from app.reading.arrow import batches, parts_for, session_for
 from app.reading.errors import ShardUnreadable, wrong_count
 from app.reading.frames import VersionTooOld, consolidated, each_once, updates
 from app.reading.planning import Plan, Planner
@@ -74,6 +74,13 @@ class Reading:
                 if readable is not None:
                     self.planner.check_since(readable, plan)
         raise ShardUnreadable(f"The newest version of {plan.location} is always too old for Delta's time travel.")
+
+    def in_batches(self, frame: DataFrame) -> Generator[Any, None, None]:
+        """The schema, and then the batches."""
+        with self.explained():
+            for each in batches(frame):
+                self.guard.check()
+                yield each
 
     @contextmanager
     def explained(self) -> Iterator[None]:

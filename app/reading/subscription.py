@@ -11,14 +11,17 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
+from types import TracebackType
 from typing import Any, Final
 
+from deltalake.exceptions import DeltaError
 from pyspark.sql import DataFrame
 
-from app.client_errors import CollectionMissing, NotAnswering
+from app.client_errors import CollectionMissing, HoldfastError, NotAnswering
 from app.clock import steady_ms
 from app.core.frontier import EMPTY, MAX_TIME_GIVEN, value_of
-from app.reading.arrow import Batches, batches
+from app.reading.arrow import Batches
+from app.reading.errors import ReadTimeout
 from app.reading.frames import at_time
 from app.reading.planning import Plan
 from app.reading.reading import Reading
@@ -27,6 +30,10 @@ from app.reading.running import Run
 log = logging.getLogger(__name__)
 
 DOWNGRADE_EVERY_MS: Final = 1_000
+DOWNGRADE_AT_LEAST_EVERY_MS: Final = 60_000
+"""Also while nobody answers, which makes the pauses longer and longer."""
+DOWNGRADE_TIMEOUT_S: Final = 2.0
+"""Who waits for the next step must not wait for the sake of others, who want to merge what is before it."""
 LOOK_FOR_DROP_MS: Final = 5_000
 
 
@@ -41,7 +48,7 @@ class Step:
     upper: int | None
     is_snapshot: bool
     frame: DataFrame = field(repr=False)
-    _in_parts: Callable[[], DataFrame] = field(repr=False)
+    _in_batches: Callable[[], Generator[Any, None, None]] = field(repr=False)
 
     @property
     def completed(self) -> int:
@@ -51,7 +58,7 @@ class Step:
 
     def batches(self) -> Batches:
         """The same as `frame`, in Arrow batches, one small partition at a time."""
-        return Batches(batches(self._in_parts()))
+        return Batches(self._in_batches())
 
 
 class Stopped(Exception):
@@ -60,18 +67,43 @@ class Stopped(Exception):
 
 @dataclass(slots=True)
 class Progress:
-    """How far the consumer has come. `completed`: the last time whose changes it has done with."""
+    """How far the consumer has come. `completed`: the last time whose changes it has done with.
+
+    `check` raises `HoldLost` if what is read may be gone.
+    """
 
     completed: int | None = None
     stopped: bool = False
+    check: Callable[[], None] = lambda: None
 
 
 class Subscription(Run[Step]):
-    """Asking for the next step says that the one before is done with: what it needed is let go then."""
+    """Asking for the next step says that the one before is done with: what it needed is let go then.
+
+    After a `ReadTimeout` it goes on: whoever asks again waits anew. Every other error ends it, and lets the hold go.
+    """
 
     def __init__(self, run: Generator[Any, None, None], progress: Progress) -> None:
         super().__init__(run)
         self._progress = progress
+
+    def __next__(self) -> Step:
+        step: Step | ReadTimeout = super().__next__()
+        if isinstance(step, Step):
+            return step
+        try:
+            raise step
+        finally:
+            del step  # it knows this frame now, and with it the subscription
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if isinstance(error, Exception) and not isinstance(error, HoldfastError):
+                self._progress.check()  # if the hold is lost, files may be missing: that is why
+        finally:
+            self.close()
 
     @property
     def completed(self) -> int | None:
@@ -95,22 +127,29 @@ def run(
     snapshot: bool,
     timeout_s: float | None,
     dropped: Callable[[], bool],
-) -> Generator[Step | None, None, None]:
-    """The steps, after a None with which it begins. Not a method: what it belongs to could not be forgotten then."""
+) -> Generator[Step | ReadTimeout | None, None, None]:
+    """The steps, after a None with which it begins. Not a method: what it belongs to could not be forgotten then.
+
+    Between them, a `ReadTimeout` whenever waiting took too long: raised here, it would be the end.
+    """
     with opened as reading, reading.explained():
         yield None
+        progress.check = reading.guard.check
         first = reading.guard.since if as_of is None else as_of
+        if not snapshot:
+            progress.completed = first
         idle = _Idle(reading, progress, dropped)
+        plan_at = partial(_plan_at, reading, idle, timeout_s)
         try:
             idle()
+            plan = yield from plan_at(first, logging.WARNING)
             if snapshot:
-                plan = reading.planner.at(first, timeout_s=timeout_s, idle=idle)
                 yield _snapshot(reading, plan, first)
             progress.completed = first
             while True:
                 idle()
                 lower = progress.completed + 1
-                plan = reading.planner.at(lower, timeout_s=timeout_s, idle=idle)
+                plan = yield from plan_at(lower, logging.INFO)
                 reading.planner.check_since(lower - 1, plan)
                 reading.guard.check()
                 step = _changes(reading, plan, lower)
@@ -122,20 +161,35 @@ def run(
             return
 
 
+def _plan_at(
+    reading: Reading, idle: Callable[[], None], timeout_s: float | None, as_of: int, level: int
+) -> Generator[ReadTimeout, None, Plan]:
+    """Waits until a time is complete, and longer if that is wanted after it took too long."""
+    while True:
+        try:
+            return reading.planner.at(as_of, timeout_s=timeout_s, idle=idle, level=level)
+        except ReadTimeout as error:
+            late = [error]
+        yield late.pop()  # not kept here: it will know the caller, who could not be forgotten then
+        idle()
+
+
 def _snapshot(reading: Reading, plan: Plan, as_of: int) -> Step:
     def frame(counted: DataFrame) -> DataFrame:
         return at_time(counted, as_of, reading.count_column)
 
     rows = frame(reading.snapshot(plan, as_of))
-    return Step(0, as_of + 1, True, rows, lambda: frame(reading.snapshot_in_parts(plan, as_of)))
+    return Step(0, as_of + 1, True, rows, lambda: reading.in_batches(frame(reading.snapshot_in_parts(plan, as_of))))
 
 
 def _changes(reading: Reading, plan: Plan, lower: int) -> Step:
     last = None if plan.upper == EMPTY else int(plan.upper) - 1
 
+    def in_batches() -> Generator[Any, None, None]:
+        return reading.in_batches(reading.updates_in_parts(plan, at_least=lower, at_most=last))
+
     rows = reading.updates(plan, at_least=lower, at_most=last)
-    in_parts = partial(reading.updates_in_parts, plan, at_least=lower, at_most=last)
-    return Step(lower, value_of(plan.upper), False, rows, in_parts)
+    return Step(lower, value_of(plan.upper), False, rows, in_batches)
 
 
 class _Idle:
@@ -146,6 +200,7 @@ class _Idle:
         self._progress = progress
         self._dropped = dropped
         self._downgraded_at = 0
+        self._downgrade_after_ms = DOWNGRADE_EVERY_MS
         self._looked_at = steady_ms()
         self._is_dropped = False
 
@@ -153,25 +208,36 @@ class _Idle:
         if self._progress.stopped:
             raise Stopped
         if self._is_dropped:  # noticed before the last look at the log, of which everything was given
+            completed = self._progress.completed
+            given = "None of its changes" if completed is None else f"All of its changes up to {completed}"
             raise CollectionMissing(
-                f"{self._reading.collection!r} was dropped. All of its changes up to {self._progress.completed} were "
-                "given. To follow a dropped collection, subscribe under a hold of your own, with `hold`."
+                f"{self._reading.collection!r} was dropped. {given} were given. To follow a dropped collection, "
+                "subscribe under a hold of your own, with `hold`."
             )
         self._follow()
         if steady_ms() - self._looked_at >= LOOK_FOR_DROP_MS:
             self._looked_at = steady_ms()
-            self._is_dropped = self._dropped()
+            try:
+                self._is_dropped = self._dropped()
+            except (HoldfastError, DeltaError, OSError) as error:  # a store may fail for a moment
+                log.warning(
+                    "cannot see whether it was dropped, trying again collection=%s error=%s",
+                    self._reading.collection, error,
+                )  # fmt: skip
 
     def _follow(self) -> None:
         """Moves the hold on, not more often than it is of use to anybody."""
         completed = self._progress.completed
-        if completed is None or steady_ms() - self._downgraded_at < DOWNGRADE_EVERY_MS:
+        if completed is None or steady_ms() - self._downgraded_at < self._downgrade_after_ms:
             return
         guard = self._reading.guard
+        if guard.since >= completed:
+            return
         try:
-            if guard.since < completed:
-                self._downgraded_at = steady_ms()
-                guard.downgrade(completed)
+            guard.downgrade(completed, timeout=DOWNGRADE_TIMEOUT_S)
+            self._downgrade_after_ms = DOWNGRADE_EVERY_MS
         except NotAnswering as error:
             # A hold that stays behind is as good; whether it is still there is the renewals' matter, and `check`'s.
             log.warning("the hold could not be moved on, trying again collection=%s error=%s", guard.collection, error)
+            self._downgrade_after_ms = min(2 * self._downgrade_after_ms, DOWNGRADE_AT_LEAST_EVERY_MS)
+        self._downgraded_at = steady_ms()

@@ -7,7 +7,16 @@ from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sql
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    CharType,
+    DataType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    VarcharType,
+)
 
 from app.core.errors import Refused
 from app.core.frontier import MAX_TIME_GIVEN, Frontier
@@ -34,6 +43,25 @@ def shard_schema(ddl: str | None) -> StructType:
     if not isinstance(schema, StructType):
         raise TypeError("Spark reads a list of columns as something else")
     return schema
+
+
+def stored(schema: StructType) -> StructType:
+    """Nullable, and with CHAR and VARCHAR as the STRING that Delta stores."""
+    return StructType([StructField(field.name, _stored_type(field.dataType)) for field in schema.fields])
+
+
+def _stored_type(type: DataType) -> DataType:
+    match type:
+        case CharType() | VarcharType():
+            return StringType()
+        case ArrayType():
+            return ArrayType(_stored_type(type.elementType))
+        case MapType():
+            return MapType(_stored_type(type.keyType), _stored_type(type.valueType))
+        case StructType():
+            return stored(type)
+        case _:
+            return type
 
 
 def described(schema: StructType) -> tuple[Described, ...]:
@@ -64,20 +92,40 @@ def fitted(rows: DataFrame, shard: StructType, *, columns: Sequence[str] | None 
     `columns` are those that must be there, by default all but nullable ones at the end. Whatever does not fit is
     refused here, before anything is written: Delta would write files of the wrong type.
     """
-    given = {field.name.lower(): field for field in rows.schema.fields}
-    if len(given) < len(rows.schema.fields):
-        raise SchemaMismatch("The rows have two columns of the same name, or that differ in upper and lower case only.")
-    known = {field.name.lower() for field in shard.fields}
-    if extra := [field.name for name, field in given.items() if name not in known]:
-        raise SchemaMismatch(
-            f"The rows have columns {extra}, which the shard does not have. It has {shard.names}; a column is added "
-            "with alter_table_desc."
-        )
+    given = _given(rows, shard, "shard")
     last = max(index for index, field in enumerate(shard.fields) if field.name.lower() in given or not field.nullable)
     wanted = shard.names[: last + 1] if columns is None else [TIME, DIFF, *columns]
     if missing := [name for name in wanted if name.lower() not in given]:
         raise SchemaMismatch(f"The rows lack the columns {missing}. The shard has {shard.names}.")
     return [_fitted(rows, given.get(field.name.lower()), field) for field in shard.fields]
+
+
+def check_own(rows: DataFrame, ddl: str) -> None:
+    """Refuses rows that are not those of a collection with this schema; `_time` and `_diff` may be missing.
+
+    Its shard may take them: if the collection was altered, the table has more columns by now, and wider ones.
+    """
+    own = stored(shard_schema(ddl))
+    given = _given(rows, own, "collection")
+    if missing := [name for name in own.names[2:] if name.lower() not in given]:
+        raise SchemaMismatch(f"The rows lack the columns {missing}. The collection has {own.names}.")
+    for field in own.fields:
+        if (there := given.get(field.name.lower())) is not None:
+            _check_type(there, field, "collection")
+
+
+def _given(rows: DataFrame, wanted: StructType, of: str) -> dict[str, StructField]:
+    """The rows' columns by their names in lower case; all of them are wanted."""
+    given = {field.name.lower(): field for field in rows.schema.fields}
+    if len(given) < len(rows.schema.fields):
+        raise SchemaMismatch("The rows have two columns of the same name, or that differ in upper and lower case only.")
+    known = {field.name.lower() for field in wanted.fields}
+    if extra := [field.name for name, field in given.items() if name not in known]:
+        raise SchemaMismatch(
+            f"The rows have columns {extra}, which the {of} does not have. It has {wanted.names}; a column is added "
+            "with alter_table_desc."
+        )
+    return given
 
 
 def _fitted(rows: DataFrame, given: StructField | None, wanted: StructField) -> Column:
@@ -86,15 +134,21 @@ def _fitted(rows: DataFrame, given: StructField | None, wanted: StructField) -> 
     column = rows[quoted(given.name)]
     if given.dataType == wanted.dataType:
         return column.alias(wanted.name)
+    _check_type(given, wanted, "shard")
+    return column.cast(wanted.dataType).alias(wanted.name)
+
+
+def _check_type(given: StructField, wanted: StructField, of: str) -> None:
+    if given.dataType == wanted.dataType:
+        return
     before, after = (_parse(_ddl(StructField("c", field.dataType))) for field in (given, wanted))
     try:
         check_evolution(_lenient(before), _lenient(after))
     except Refused:
         raise SchemaMismatch(
-            f"The column {given.name!r} of the rows is {given.dataType.simpleString()}, but the shard's is "
+            f"The column {given.name!r} of the rows is {given.dataType.simpleString()}, but the {of}'s is "
             f"{wanted.dataType.simpleString()}; cast it."
         ) from None
-    return column.cast(wanted.dataType).alias(wanted.name)
 
 
 def quoted(name: str) -> str:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
+from pyspark.errors import AnalysisException
 
 from app.client_errors import (
     CollectionMissing,
@@ -156,6 +160,35 @@ def test_under_a_hold_without_pinned_files_a_live_collection_gets_one_that_has_t
     assert set(world.holds()) == {mine.id}
 
 
+def test_a_read_that_takes_longer_than_its_lease_is_exact(world: World, spark: SparkSession) -> None:
+    reader = Reader(spark, root=world.root, client=world.client, lease="1500ms")
+    (idle,) = world.client.acquire_read_holds(["orders"], holder="idle", at=3, lease="1500ms", pin_files=True)
+    ended = threading.Event()
+
+    def let_leases_pass() -> None:
+        while not ended.wait(0.02):
+            world.expire()
+
+    def slowly(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        time.sleep(4)
+        yield from batches
+
+    leases = threading.Thread(target=let_leases_pass)
+    with reader.snapshot("orders", 5) as rows:
+        (ours,) = world.holds().keys() - {idle.id}
+        leases.start()
+        try:
+            world.policy("orders", kind="valid_from", frontier=7)
+            world.merge("orders", 5)
+            found = rows.coalesce(1).mapInArrow(slowly, rows.schema).collect()
+            assert counted(found) == summed(UPDATES, 5)
+            assert set(world.holds()) == {ours}, "nobody has renewed the other one"
+        finally:
+            ended.set()
+            leases.join()
+    assert world.holds() == {}
+
+
 def test_a_lost_hold_is_noticed(world: World, spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
     reader = Reader(spark, root=world.root, client=world.client, lease="300ms")
 
@@ -211,6 +244,24 @@ def test_the_latest_snapshot_refuses_rows_that_are_not_there_once_whatever_is_as
     assert world.holds() == {}
 
 
+def test_rows_that_are_not_there_once_are_found_also_by_who_asks_for_others(world: World, reader: Reader) -> None:
+    world.create("users")
+    world.append("users", [(1, 2, "a", 1), (1, 1, "b", 2)], 3)
+    with pytest.raises(InvalidUsage, match="there 2 times"), reader.snapshot_latest("users") as rows:
+        rows.where("k = 'b'").collect()
+    with pytest.raises(InvalidUsage, match="there 2 times"), reader.snapshot_latest("users") as rows:
+        rows.join(rows.sparkSession.sql("SELECT 'b' AS k"), "k").collect()
+    with pytest.raises(InvalidUsage, match="there 2 times"), reader.snapshot_latest("users") as rows:
+        rows.join(rows.sparkSession.sql("SELECT 'b' AS k"), "k", "left_semi").collect()
+
+
+def test_a_mistake_in_a_query_is_said_to_be_that(world: World, reader: Reader) -> None:
+    world.append("orders", [(8, 1, "c", 3), (8, -1, "b", 2), (8, 1, "b", 2)], 9)  # each is there once, or not at all
+    with pytest.raises(AnalysisException, match="`nope` cannot be resolved"), reader.snapshot_latest("orders") as rows:
+        rows.where("nope = 1")  # the message shows the whole plan
+    assert world.holds() == {}
+
+
 def test_a_table_is_complete_up_to_the_upper_of_its_transaction_log(world: World, reader: Reader) -> None:
     world.create("log")
     world.create("member", txns="log")
@@ -263,6 +314,20 @@ def test_settings_with_which_spark_leaves_out_data_are_refused(
     finally:
         spark.conf.unset("spark.sql.files.ignoreMissingFiles")
     assert world.holds() == {}
+
+
+@pytest.mark.parametrize("duration", ["soon", 30.0, -1, timedelta(seconds=-1), True])
+def test_a_duration_that_is_none_is_refused_before_anything_is_held(
+    world: World, reader: Reader, monkeypatch: pytest.MonkeyPatch, duration: Any
+) -> None:
+    monkeypatch.setattr(world.client, "send", lambda _: pytest.fail("something was sent"))
+    for read in (reader.snapshot_stats, reader.snapshot_cursor, reader.subscribe):
+        with pytest.raises(InvalidArgument, match="Expected a duration"):
+            read("orders", 5, timeout=duration)
+    with pytest.raises(InvalidArgument, match="Expected a duration"):
+        reader.subscribe("orders", 5, lease=duration)
+    with pytest.raises(InvalidArgument, match="Expected a duration"):
+        Reader(reader._spark, root=world.root, client=world.client, lease=duration)
 
 
 @pytest.mark.parametrize("as_of", [-1, 2**63, True, None, "5"])

@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
 
 from app.client_errors import CollectionMissing, InvalidUsage
+from app.core.shard_work import clean_up_limit
 from app.reader import Reader
-from app.reading import arrow
+from app.reading import arrow, frames
+from app.shards.cleaning import Cleaner
 from app.shards.updates import Updates, create
 from tests.spark.reader_world import World, counted, summed
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Row, SparkSession
 
 UPDATES = [(1, 1, "a", 1), (1, 1, "b", 2), (3, 1, "b", 2), (3, -1, "a", 1), (4, 1, "c", 3)]
 
@@ -79,6 +82,39 @@ def test_a_read_in_parts_lets_go_when_it_is_closed_exhausted_or_forgotten(world:
     del forgotten
     assert world.holds() == {}
     assert world.client.later == 1, "the garbage collector must not wait for an answer"
+
+
+@pytest.mark.parametrize("read", ["snapshot_cursor", "snapshot_and_stream"])
+def test_a_read_in_parts_outlives_a_merge_and_a_clean_up_without_grace(
+    world: World, reader: Reader, monkeypatch: pytest.MonkeyPatch, read: str
+) -> None:
+    monkeypatch.setattr(arrow, "PART_BYTES", 100)
+    monkeypatch.setattr(arrow, "MOST_PARTS", 8)
+    world.append("orders", [(6, 1, f"k{number}", number) for number in range(100)], 7)
+    shard = world.shard("orders")
+    directory = Path(shard.location)
+    before = {file.name for file in directory.glob("*.parquet")}
+    cleaner = Cleaner(location=shard.location, options={}, roots=[str(directory.parent)], table_id=shard.table_id)
+
+    def clean_up() -> None:
+        limit = world.controller.read(lambda state: clean_up_limit(state, shard.id))
+        assert limit is not None
+        cleaner.delete_dead_files(upto_version=limit, older_than_ms=0)
+
+    with getattr(reader, read)("orders", 6) as batches:
+        found = [next(batches)]
+        world.policy("orders", kind="lag_writes_by", lag=0)
+        world.append("orders", [], 10)
+        world.merge("orders", 6)
+        clean_up()
+        assert before <= {file.name for file in directory.glob("*.parquet")}, "they are pinned"
+        found += batches
+    assert len(found) > 1
+    rows = rows_of(iter(found))
+    sums = counted(rows) if read == "snapshot_cursor" else summed(rows, 6)
+    assert sums == summed([*UPDATES, *((6, 1, f"k{number}", number) for number in range(100))], 6)
+    clean_up()
+    assert not before & {file.name for file in directory.glob("*.parquet")}, "without the hold they go"
 
 
 def test_a_part_of_the_data_does_not_look_like_all_of_it(world: World, reader: Reader) -> None:
@@ -192,6 +228,36 @@ def test_a_value_that_does_not_fit_the_old_type_is_an_error_and_not_another_valu
         assert counted(rows.where("k = 'a'").collect()) == {("a", 1): 1}
         with pytest.raises(Exception, match="does not fit into int"):
             rows.collect()
+
+
+@pytest.mark.parametrize("ansi", ["true", "false"])
+@pytest.mark.parametrize(
+    ("value", "misfit", "type"),
+    [
+        ("map('k', {})", "5000000000L", "MAP<STRING, BIGINT>"),
+        ("map({}, 'v')", "5000000000L", "MAP<BIGINT, STRING>"),
+        ("map('k', {})", "1.5D", "MAP<STRING, DOUBLE>"),
+        ("array(map(1, map('k', {})))", "5000000000L", "ARRAY<MAP<BIGINT, MAP<STRING, BIGINT>>>"),
+        ("named_struct('a.b', map('k', {}))", "5000000000L", "STRUCT<`a.b`: MAP<STRING, BIGINT>>"),
+    ],
+)
+def test_a_value_inside_a_map_that_does_not_fit_the_old_type_is_an_error_too(
+    spark: SparkSession, value: str, misfit: str, type: str, ansi: str
+) -> None:
+    old = type.replace("BIGINT", "INT").replace("DOUBLE", "INT")
+
+    def read(written: str) -> list[Row]:
+        rows = spark.sql(f"SELECT 1L AS _time, 1L AS _diff, CAST({written} AS {type}) AS m")
+        return rows.select(*frames._own_columns(rows.schema, f"m {old}")).collect()
+
+    spark.conf.set("spark.sql.ansi.enabled", ansi)
+    try:
+        assert read(value.format(7)) == spark.sql(f"SELECT CAST({value.format(7)} AS {old}) AS m").collect()
+        assert read("NULL") == [(None,)]
+        with pytest.raises(PySparkException, match="does not fit into"):
+            read(value.format(misfit))
+    finally:
+        spark.conf.unset("spark.sql.ansi.enabled")
 
 
 def test_unusual_names_and_no_columns_at_all(world: World, spark: SparkSession) -> None:

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from deltalake import DeltaTable
 
-from app.client_errors import CollectionMissing, InvalidArgument, NotAnswering, ReadBeforeSince
-from app.reader import Reader, ReadTimeout, Step
-from app.reading import guard, subscription
+from app.client_errors import CollectionMissing, HoldLost, InvalidArgument, NotAnswering, ReadBeforeSince
+from app.reader import Reader, ReadTimeout, ShardUnreadable, Step, Subscription
+from app.reading import guard, planning, subscription
+from app.reading.catalog import Catalog
+from app.status import StateMissing
 from tests.spark.reader_world import Update, World, summed, wait_until
 
 if TYPE_CHECKING:
@@ -190,6 +193,142 @@ def test_waiting_for_a_step_can_be_limited_and_stopped(world: World, reader: Rea
     consumer.join()
     assert len(steps) == 1
     assert world.holds() == {}
+
+
+def test_it_can_be_asked_again_for_what_took_too_long(world: World, reader: Reader) -> None:
+    world.policy("orders", kind="lag_writes_by", lag=0)
+    world.append("orders", [(3, 1, "c", 3)], 4)
+    changes = reader.subscribe("orders", timeout="100ms")
+    with pytest.raises(ReadTimeout, match="at 4, but it is written only up to 4"):
+        next(changes)
+    world.append("orders", [(4, 1, "d", 4)], 5)
+    assert bounds(next(changes)) == (0, 5, True)
+    for _ in range(2):
+        with pytest.raises(ReadTimeout):
+            next(changes)
+        assert held_since(world) == [4], "nobody else can merge what comes next"
+    assert changes.completed == 4
+    world.append("orders", [(5, 1, "e", 5)], 6)
+    world.append("orders", [(6, 1, "f", 6)], 8)
+    step = next(changes)
+    assert bounds(step) == (5, 8, False)
+    assert updates_of(step) == Counter([(5, 1, "e", 5), (6, 1, "f", 6)])
+    with pytest.raises(ReadTimeout):
+        next(changes)
+    del changes
+    assert world.holds() == {}, "it can still be forgotten"
+
+
+def test_a_store_that_fails_for_a_moment_does_not_end_it(
+    world: World, reader: Reader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(planning, "LOOK_AGAIN_AFTER_S", (0.0,))
+    monkeypatch.setattr(subscription, "LOOK_FOR_DROP_MS", 0)
+    update, is_dropped = DeltaTable.update_incremental, Catalog.is_dropped
+
+    def read_failing(_: DeltaTable) -> None:
+        monkeypatch.setattr(DeltaTable, "update_incremental", update)
+        raise OSError("the shard's store is away")
+
+    def state_failing(*_: object) -> bool:
+        monkeypatch.setattr(Catalog, "is_dropped", is_dropped)
+        raise StateMissing("the store of the state is away")
+
+    with reader.subscribe("orders", 2, timeout="300ms") as changes:
+        next(changes)
+        monkeypatch.setattr(DeltaTable, "update_incremental", read_failing)
+        monkeypatch.setattr(Catalog, "is_dropped", state_failing)
+        with pytest.raises(ReadTimeout):
+            next(changes)
+        assert "the shard's store is away" in caplog.text
+        assert "the store of the state is away" in caplog.text
+        world.append("orders", [(3, 1, "c", 3)], 4)
+        assert updates_of(next(changes)) == Counter([(3, 1, "c", 3)])
+
+        def failing(_: DeltaTable) -> None:
+            raise OSError("and does not come back")
+
+        monkeypatch.setattr(DeltaTable, "update_incremental", failing)
+        with pytest.raises(ShardUnreadable, match="does not come back"):
+            next(changes)
+    assert world.holds() == {}
+
+
+def test_nobody_who_waits_for_a_step_waits_long_for_its_hold_to_move(
+    world: World, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscription, "DOWNGRADE_EVERY_MS", 1_000)
+    now = 0
+    asked: list[tuple[int, float | None]] = []
+
+    def silent(_: object, *, timeout: float | None = None) -> None:
+        asked.append((now, timeout))
+        raise NotAnswering("Nobody.", {"sent": True})
+
+    downgrade = world.client.downgrade_read_holds
+    with reader.subscribe("orders", 2, timeout="30s") as changes:
+        next(changes)
+        world.append("orders", [], 4)
+        next(changes)
+        monkeypatch.setattr(world.client, "downgrade_read_holds", silent)
+        monkeypatch.setattr(subscription, "steady_ms", lambda: 10_000_000 + 1_000 * now)
+        for now in (0, 1, 2, 5, 6, 13, 14, 29, 30, 61, 62, 121, 122, 181, 182):
+            world.append("orders", [], 5 + now)
+            next(changes)
+        assert [at for at, _ in asked] == [0, 2, 6, 14, 30, 62, 122, 182]
+        assert {timeout for _, timeout in asked} == {subscription.DOWNGRADE_TIMEOUT_S}
+        monkeypatch.setattr(world.client, "downgrade_read_holds", downgrade)
+        for now in (300, 301):
+            world.append("orders", [], 5 + now)
+            next(changes)
+            assert held_since(world) == [changes.completed], "it is moved on as often as ever"
+
+
+@pytest.mark.parametrize("snapshot", [True, False])
+def test_it_says_aloud_that_it_waits_for_its_first_time_and_quietly_for_what_comes_later(
+    world: World, reader: Reader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, snapshot: bool
+) -> None:
+    monkeypatch.setattr(planning, "SAY_FIRST_S", 0.0)
+    changes = reader.subscribe("orders", 5, snapshot=snapshot, timeout="100ms")
+    for upper, level in ((None, "WARNING"), (6, "INFO")):
+        if upper is not None:
+            world.append("orders", [], upper)
+            if snapshot:
+                next(changes)
+        caplog.clear()
+        with pytest.raises(ReadTimeout):
+            next(changes)
+        assert {each.levelname for each in caplog.records if each.message.startswith("waiting ")} == {level}
+    changes.close()
+
+
+def test_what_fails_after_the_hold_was_lost_is_said_to_be_that(
+    world: World, spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = Reader(spark, root=world.root, client=world.client, lease="300ms")
+
+    def lose(changes: Subscription) -> Step:
+        step = next(changes)
+        caplog.clear()
+        world.client.release_read_holds(list(world.holds()))
+        wait_until(lambda: "holds lost" in caplog.text, "a renewal was refused")
+        for file in Path(world.shard("orders").location).glob("*.parquet"):
+            file.unlink()
+        return step
+
+    def read(in_parts: bool) -> None:
+        with reader.subscribe("orders", 2) as changes:
+            step = lose(changes)
+            if in_parts:
+                with pytest.raises(HoldLost, match="released"):
+                    list(step.batches())
+            step.frame.collect()
+
+    for in_parts in (True, False):
+        with pytest.raises(HoldLost, match="released") as lost:
+            read(in_parts)
+        assert "parquet" in str(lost.value.__context__)
+        assert world.holds() == {}
 
 
 def test_it_is_stopped_while_there_is_always_more(world: World, reader: Reader) -> None:

@@ -13,8 +13,10 @@ from kafka import KafkaConsumer, KafkaProducer
 from app.broker import EmbeddedBroker
 from app.client import Holdfast
 from app.client_holds import Holds
+from app.client_wire import Wire
 from app.config import KafkaConfig
 from app.topics import Topics
+from tests.spark.reader_world import wait_until
 
 COMMANDS, REPLIES = "wire.commands", "wire.replies"
 
@@ -51,6 +53,26 @@ def test_a_reply_to_what_is_settled_already_does_not_end_the_listening(client: H
     failed.reply.set_exception(ConnectionError("it could not be sent, it seemed"))
     for id in ("failed", "other"):
         answer(controller, id)
+    assert other.reply.result(20)["id"] == "other"
+
+
+def test_a_defect_while_a_reply_is_read_does_not_end_the_listening(
+    client: Holdfast, controller: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hand_over = Wire._hand_over
+
+    def failing(wire: Wire, key: bytes | None, value: bytes | None) -> None:
+        if key == b"broken":
+            raise RuntimeError("a defect")
+        hand_over(wire, key, value)
+
+    monkeypatch.setattr(Wire, "_hand_over", failing)
+    client.submit("broken", b"{}")
+    other = client.submit("other", b"{}")
+    answer(controller, "broken")
+    wait_until(lambda: "reading replies failed, trying again error=RuntimeError" in caplog.text, "it is told")
+    assert any(each.exc_info for each in caplog.records)
+    answer(controller, "other")
     assert other.reply.result(20)["id"] == "other"
 
 

@@ -120,6 +120,29 @@ LOG = {"id": "log", "data_source": {"kind": "table"}, "schema": "n BIGINT"}
 MEMBER = {**ORDERS, "data_source": {"kind": "table", "txns": "log"}}
 
 
+def test_an_old_collection_takes_only_what_its_own_schema_has(spark: SparkSession, tmp_path: Path) -> None:
+    world = World(tmp_path).run(create(LOG, {**MEMBER, "schema": "k STRING, v INT, c CHAR(3)"}))
+    altered = {"existing": "orders", "new": "orders_v2", "schema": "k STRING, v BIGINT, c CHAR(3), w INT"}
+    world.run({"type": "alter_table_desc", "id": "a", "expected_version": 0, **altered})
+    Writer(spark, "log", root=world.root).advance_upper(0, 5)
+    new, old = (Writer(spark, id, root=world.root) for id in ("orders_v2", "orders"))
+    before = DeltaTable(str(world.warehouse / "orders-2")).version()
+    own = "'a' AS k, 1 AS v, 'xyz' AS c"
+    for columns, problem in (
+        (f"{own}, 7 AS w", r"columns \['w'\], which the collection does not have"),
+        ("'a' AS k, 5000000000L AS v, 'xyz' AS c", "'v' of the rows is bigint, but the collection's is int"),
+        ("'a' AS k, 1 AS v", r"lack the columns \['c'\]"),
+    ):
+        with pytest.raises(SchemaMismatch, match=problem):
+            old.append(spark.sql(f"SELECT {columns}"), now_ms=lambda: 5)
+        with pytest.raises(SchemaMismatch, match=problem):
+            old.compare_and_append(spark.sql(f"SELECT 5L AS _time, 1L AS _diff, {columns}"), 5, 6)
+    assert DeltaTable(str(world.warehouse / "orders-2")).version() == before, "nor was the log caught up with"
+    old.compare_and_append(spark.sql(f"SELECT 5L AS _time, 1L AS _diff, {own}"), 5, 6)
+    new.append(spark.sql("SELECT 'a' AS k, 5000000000L AS v, 'xyz' AS c, 7 AS w"), now_ms=lambda: 6)
+    assert found(spark, world, "orders-2") == [(5, 1, "a", 1, "xyz", None), (6, 1, "a", 5_000_000_000, "xyz", 7)]
+
+
 def test_a_table_with_a_log_is_written_above_the_logs_upper(spark: SparkSession, tmp_path: Path) -> None:
     world = World(tmp_path).run(create(LOG, MEMBER))
     writer, logs = (Writer(spark, name, root=world.root) for name in ("orders", "log"))
@@ -195,6 +218,34 @@ def test_a_token_does_not_let_anything_below_the_logs_upper(spark: SparkSession,
             attempt()
         assert mismatch.value.actual == 20
     assert found(spark, world, "orders-2") == []
+
+
+def test_a_mismatch_says_the_upper_of_the_collection_also_to_a_second_attempt(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    world = World(tmp_path).run(create(LOG, MEMBER))
+    writer, logs = (Writer(spark, name, root=world.root) for name in ("orders", "log"))
+    writer.advance_upper(0, 5)
+    logs.advance_upper(0, 20)
+    for attempt in (
+        lambda: writer.compare_and_append(rows(spark, (3, 1, "late", 1)), 3, 8, token="t"),
+        lambda: writer.advance_upper(3, 8, token="t"),
+    ):
+        with pytest.raises(UpperMismatch) as mismatch:
+            attempt()
+        assert mismatch.value.actual == writer.upper == 20
+    logs.seal()
+    with pytest.raises(Sealed, match="its transaction log was sealed"):
+        writer.advance_upper(3, 8, token="t")
+
+
+def test_a_log_needs_no_schema(spark: SparkSession, tmp_path: Path) -> None:
+    world = World(tmp_path).run(create({"id": "log", "data_source": {"kind": "table"}}, MEMBER))
+    writer = Writer(spark, "orders", root=world.root)
+    assert writer.upper == 0
+    Writer(spark, "log", root=world.root).advance_upper(0, 10)
+    assert writer.upper == 10
+    assert writer.append(spark.sql("SELECT 'a' AS k, 1L AS v"), now_ms=lambda: 3).upper == 11
 
 
 def test_the_log_of_a_log_counts_as_well(spark: SparkSession, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.client import HoldLost, NotAnswering
-from app.client_errors import CollectionMissing, HoldfastError, HoldMissing
+from app.client_errors import CollectionMissing, HoldfastError, HoldMissing, InvalidUsage
 from app.client_holds import HOLDS_PER_COMMAND, Holds, ReadHold
 from app.client_wire import not_waiting
 from app.core.frontier import MAX_TIME_GIVEN
@@ -47,7 +47,7 @@ class FakeClient:
                 self.renewed.set()
                 self._on_renew()
 
-    def downgrade_read_holds(self, moves: dict[str, int]) -> list[ReadHold]:
+    def downgrade_read_holds(self, moves: dict[str, int], *, timeout: float | None) -> list[ReadHold]:  # noqa: ARG002
         assert len(moves) <= HOLDS_PER_COMMAND
         return [ReadHold(id, id.partition("/")[2], to) for id, to in moves.items()]
 
@@ -143,7 +143,7 @@ def test_a_renewal_that_fails_in_an_unknown_way_is_tried_again_and_told(caplog: 
         assert heard.wait(5)
         with pytest.raises(HoldLost, match="The last answer was: a defect"):
             holds.check()
-        assert "Traceback" in caplog.text
+        assert any(each.exc_info for each in caplog.records)
         failing.clear()
         for _ in range(2):  # the renewal before the second one was answered
             client.renewed.clear()
@@ -208,6 +208,15 @@ def test_what_the_garbage_collector_ends_waits_for_no_answer() -> None:
     with not_waiting():
         holds.__exit__(None, None, None)
     assert client.sent[-1] == "later release_read_holds c1/orders,c1/users"
+
+
+def test_holds_are_for_one_block() -> None:
+    client = FakeClient()
+    with holds_of(client) as holds, pytest.raises(InvalidUsage, match="Call `hold` again"), holds:
+        pass
+    with pytest.raises(InvalidUsage, match="Call `hold` again"), holds:
+        raise AssertionError("nobody would renew them")
+    assert client.sent.count("acquire_read_holds") == 1
 
 
 def test_a_downgrade_moves_all_or_some() -> None:
