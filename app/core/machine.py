@@ -14,13 +14,14 @@ import msgspec
 
 from app.core import advancing, altering, dropping, folding, holding, housekeeping, shard_work
 from app.core.advancing import Observation
-from app.core.creating import Look, Registrar, nothing_there
+from app.core.creating import Registrar
 from app.core.descriptions import Description
 from app.core.draft import Draft
 from app.core.errors import BrokenInvariant, Refused
 from app.core.frontier import Frontier
 from app.core.images import HORIZON_KEY, PARAMETER, Changes, Hold, Horizon, Image, Key, Parameter
 from app.core.locations import Warehouse
+from app.core.placing import Look, Placing, nothing_there
 from app.core.policy import SettablePolicy
 from app.core.shard_work import Downgrade, Merge, Pace
 
@@ -75,7 +76,8 @@ class Machine:
         register_ts: int | None,
     ) -> Step[None]:
         def create(draft: Draft) -> None:
-            Registrar(draft, self._warehouse, self._look, self._namespace, self.epoch).create(descriptions, register_ts)
+            placing = Placing(draft, self._warehouse, self._look, self._namespace, self.epoch)
+            Registrar(draft, placing).create(descriptions, register_ts)
 
         return self._step(now, create)
 

@@ -13,8 +13,8 @@ import msgspec
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from app.core.creating import Found
 from app.core.frontier import EMPTY, ZERO, Frontier
+from app.core.placing import Found
 from app.state.commit_log import commit_path
 from app.state.store import local_path
 

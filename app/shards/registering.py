@@ -8,8 +8,8 @@ from typing import Any
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from app.core.creating import Found
 from app.core.errors import Code, Refused, invalid
+from app.core.placing import Found
 from app.shards.commit_log import BadLog, full_state
 from app.shards.places import look_into
 from app.shards.settings import FORGETS, without_time_statistics

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.core.creating import Found
 from app.core.frontier import EMPTY, Frontier
+from app.core.placing import Found
 from app.shards import commit_log
 from app.shards.commit_log import BadLog, Removed, full_state, last_checkpoint, read_commits
 from app.state.store import LocalStore

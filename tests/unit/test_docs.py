@@ -21,8 +21,8 @@ from app.simulate import Simulator
 from app.state.schemas import SCHEMAS
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = ROOT / "examples.jsonl"
 DOCS = ROOT / "docs"
+EXAMPLES = DOCS / "examples.jsonl"
 SIMULATE = DOCS / "simulate.md"
 OPERATIONS = DOCS / "operations.md"
 TABLES = DOCS / "tables.md"

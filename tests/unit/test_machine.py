@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from app.core.advancing import Observation
-from app.core.creating import Found
 from app.core.descriptions import Description, ShardDescription, Table
 from app.core.errors import BrokenInvariant, Code, Refused
 from app.core.folding import fold
@@ -16,6 +15,7 @@ from app.core.frontier import EMPTY, MAX_TIME_GIVEN, Frontier
 from app.core.images import HOLD
 from app.core.locations import Warehouse
 from app.core.machine import Machine
+from app.core.placing import Found
 from app.core.shard_work import clean_up_limit
 from app.simulate import Simulator
 
