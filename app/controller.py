@@ -9,13 +9,12 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import platform
 import secrets
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from prometheus_client.core import GaugeMetricFamily
 
@@ -28,29 +27,19 @@ from app.core.locations import Warehouse
 from app.core.machine import Machine, Step
 from app.core.state import State
 from app.failpoints import reach
+from app.maintenance import Maintenance
 from app.metrics import Metrics, Question, StateMetrics
 from app.records import Record, Reply, Topic, recorded_reply, reply_to, rows_of
 from app.shards.registering import found_at
 from app.state.entries import JournalRow
 from app.state.errors import Fenced
 from app.state.journal import Journal
-from app.state.recovery import (
-    FORMAT,
-    ControllerImage,
-    Recovered,
-    controller_row,
-    image_row,
-    recover,
-)
+from app.state.recovery import Recovered, check_booted_last, controller_row, image_row, recover, this_controller
 from app.state.tables import Tables
 from app.table_writer import TableWriter
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")
-
-MAINTAIN_EVERY: Final = 200
-"""Entries between two rounds of maintenance of the journal."""
-MAINTAIN_TABLES_EVERY_MS: Final = 60_000
 
 
 class Stopping(Exception):
@@ -77,8 +66,6 @@ class Controller:
         self._root = secrets.token_hex(4)  # unless the state has one already
         self._lock = threading.RLock()
         self._stopping = False
-        self._maintained_at = 0
-        self._tables_maintained_at = 0
         self._applied_until = 0  # everything on the topic at this time has been applied
         self._in_doubt = False  # memory may be ahead of the journal
         self._touched: set[str] = set()
@@ -92,6 +79,7 @@ class Controller:
             f"{self._config.state}/journal", storage_options=self._storage, instance=self.instance
         )
         self._tables = Tables.open(self._config.root, storage_options=self._storage)
+        self._maintenance = Maintenance(self._journal, self._tables)
         self._writer = TableWriter(self._tables, after_merge=self._maintain)
         # Once, and not when memory is read back later: leases are measured on it.
         self._clock = Clock()
@@ -110,15 +98,7 @@ class Controller:
         """
         with self._lock:
             epoch = self.epoch
-            booted_last = self._take_up().controller
-            if booted_last is None:
-                raise Fenced("The journal does not know this controller: another one is in its place.")
-            if booted_last.instance != self.instance:
-                raise Fenced(
-                    f"Another controller (instance {booted_last.instance}, on host {booted_last.host}, process "
-                    f"{booted_last.pid}, epoch {booted_last.epoch}) took over; "
-                    f"this one has epoch {epoch} and must stop."
-                )
+            check_booted_last(self._take_up().controller, self.instance, epoch)
             self._writer.start()  # if a failed merge ended the last one
             self._in_doubt = False
 
@@ -145,15 +125,7 @@ class Controller:
     def _raise_epoch(self, recovered: Recovered) -> None:
         before = recovered.controller
         self.epoch = self.machine.epoch = self.epoch + 1
-        image = ControllerImage(
-            epoch=self.epoch,
-            format=FORMAT,
-            instance=self.instance,
-            host=platform.node(),
-            pid=os.getpid(),
-            started_at=self._clock.now(),
-            root=self._root,
-        )
+        image = this_controller(self.epoch, self.instance, self._root, started_at=self._clock.now())
         changes = dict(self.machine.boot(self._clock.now()).changes)
         if before is None and self._config.parameters:
             changes.update(self.machine.update_parameters(self._clock.now(), self._config.parameters).changes)
@@ -330,16 +302,11 @@ class Controller:
         return self.seq
 
     def _maintain(self, position: int) -> None:
-        """Keeps journal and tables short; called by the writer of the tables when they have reached `position`."""
-        if (now := self._clock.now()) - self._tables_maintained_at >= MAINTAIN_TABLES_EVERY_MS:
-            self._tables_maintained_at = now
-            retention_ms = self.machine.state.parameters.command_retention
-            self._tables.maintain(now_ms=now, command_retention_ms=retention_ms)
-        # Without the lock: no command waits for this, and whoever has the lock may be waiting for this thread.
-        if self.seq - self._maintained_at < MAINTAIN_EVERY or self._stopping:
-            return
-        self._maintained_at, epoch = self.seq, self.epoch
-        self._journal.look(epoch)
-        reach("journal_maintenance")
-        retention_ms = self.machine.state.parameters.journal_retention
-        self._journal.maintain(epoch=epoch, trim_to=position, now_ms=self._clock.now(), retention_ms=retention_ms)
+        """Called by the writer of the tables when they have reached `position`.
+
+        Without the lock: no command waits for this, and whoever has the lock may be waiting for this thread.
+        """
+        parameters, now = self.machine.state.parameters, self._clock.now()
+        self._maintenance.tables(parameters, now=now)
+        if not self._stopping:
+            self._maintenance.journal(parameters, seq=self.seq, epoch=self.epoch, tables_reached=position, now=now)

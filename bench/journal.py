@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from app.controller import MAINTAIN_EVERY
+from app.maintenance import JOURNAL_EVERY
 from app.state.journal import Journal, JournalRow
 
 IMAGE = (
@@ -66,7 +66,7 @@ class Times:
         began = time.perf_counter()
         self.journal.append(epoch=1, at=number, origin="bench", rows=batch)
         self.appends.append(Span(began, time.perf_counter()))
-        if self.journal.last_seq - self._maintained_at >= MAINTAIN_EVERY:
+        if self.journal.last_seq - self._maintained_at >= JOURNAL_EVERY:
             self._due.set()
 
     def _maintain(self) -> None:
@@ -131,7 +131,7 @@ def main() -> None:
 
         # Importing, first use of each library: not what is measured.
         warm_up, long, fresh = times("warm-up"), times("long"), times("new")
-        for number in range(2 * MAINTAIN_EVERY):
+        for number in range(2 * JOURNAL_EVERY):
             warm_up.append(number)
         warm_up.stop()
         began = time.perf_counter()

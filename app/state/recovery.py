@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from typing import Any, Final
 
 import msgspec
@@ -11,7 +13,7 @@ from app.core.images import PARAMETER, TYPES, Image, Key, decode_image, encode_i
 from app.core.parameters import Parameters
 from app.state.changes import Pending
 from app.state.entries import Entry, JournalRow
-from app.state.errors import NewerFormat, Trimmed
+from app.state.errors import Fenced, NewerFormat, Trimmed
 from app.state.journal import Journal
 from app.state.rows import CommandRow, decode_command, encode_command
 from app.state.schemas import COMMAND
@@ -66,6 +68,17 @@ def recover(journal: Journal, tables: Tables, *, now_ms: int) -> Recovered:
             f"{journal.last_seq}: they are not of one root, or the journal was set back. Restore them as a whole."
         )
     return _fold(journal, tables, loaded, entries, now_ms)
+
+
+def check_booted_last(last: ControllerImage | None, instance: str, epoch: int) -> None:
+    """Fenced, if another controller than this one, with this epoch, booted last."""
+    if last is None:
+        raise Fenced("The journal does not know this controller: another one is in its place.")
+    if last.instance != instance:
+        raise Fenced(
+            f"Another controller (instance {last.instance}, on host {last.host}, process {last.pid}, epoch "
+            f"{last.epoch}) took over; this one has epoch {epoch} and must stop."
+        )
 
 
 def _read(journal: Journal, tables: Tables) -> tuple[Loaded, list[Entry]]:
@@ -160,6 +173,19 @@ def command_row(topic_id: str, command: CommandRow) -> JournalRow:
 def offset_row(topic_id: str, partition: int, next_offset: int) -> JournalRow:
     """The offset from which on a partition's records are not applied yet; found again as `<topic id>/<partition>`."""
     return JournalRow(OFFSET, f"{topic_id}/{partition}", str(next_offset).encode())
+
+
+def this_controller(epoch: int, instance: str, root: str, *, started_at: int) -> ControllerImage:
+    """What this process writes when it boots."""
+    return ControllerImage(
+        epoch=epoch,
+        format=FORMAT,
+        instance=instance,
+        host=platform.node(),
+        pid=os.getpid(),
+        started_at=started_at,
+        root=root,
+    )
 
 
 def controller_row(image: ControllerImage) -> JournalRow:

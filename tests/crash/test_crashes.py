@@ -15,7 +15,8 @@ from typing import Any
 
 from app.broker import EmbeddedBroker
 from app.config import Config
-from app.controller import MAINTAIN_EVERY, Controller
+from app.controller import Controller
+from app.maintenance import JOURNAL_EVERY
 from app.records import Record
 from app.replies import Replies
 from app.service import EXIT_FENCED
@@ -157,7 +158,7 @@ def test_controllers_killed_after_their_entry_are_made_good_by_the_next(broker: 
 def test_a_controller_that_was_replaced_halts_and_harms_nothing(broker: EmbeddedBroker, tmp_path: Path) -> None:
     """Frozen while it maintains the journal, frozen while it merges tables, and in the middle of its work."""
     story = Story(config_under(tmp_path, broker.bootstrap_servers))
-    story.prefill(MAINTAIN_EVERY + 5)
+    story.prefill(JOURNAL_EVERY + 5)
     with ExitStack() as stack:
 
         def start(name: str, fail_point: str | None = None) -> Process:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from deltalake.exceptions import DeltaError
 
-from app import controller as controller_module
+from app import maintenance
 from app.config import Config, StreamsConfig
 from app.controller import Controller
 from app.core.errors import Corrupt
@@ -309,7 +309,7 @@ def test_recovery_reads_the_tables_again_that_went_on_meanwhile(
 def test_commands_are_applied_while_the_journal_is_maintained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: Any
 ) -> None:
-    monkeypatch.setattr(controller_module, "MAINTAIN_EVERY", 1)
+    monkeypatch.setattr(maintenance, "JOURNAL_EVERY", 1)
     config = Config(
         root=str(tmp_path / "root"),
         warehouse=[str(tmp_path / "warehouse")],
@@ -325,7 +325,7 @@ def test_commands_are_applied_while_the_journal_is_maintained(
 
     controller.wait_for_tables()
     monkeypatch.setattr(controller._journal, "maintain", maintain_slowly)
-    controller._maintained_at = 0
+    controller._maintenance._journal_at = 0
     controller._maintain(controller.seq)
     assert maintained
     controller.close()
