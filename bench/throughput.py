@@ -15,6 +15,8 @@ import json
 import logging
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -36,35 +38,18 @@ BATCH = StreamsConfig().max_commands_per_batch
 PATIENCE_S = 300
 
 
-class Replies:
-    """When each came, seen in a thread of its own."""
-
-    def __init__(self, address: str, topic: str, expected: int) -> None:
-        self._consumer = KafkaConsumer(bootstrap_servers=address)
-        self._consumer.assign([where := TopicPartition(topic, 0)])
-        self._consumer.seek_to_beginning(where)
-        self._where = where
-        self._expected = expected
-        self.refused = 0
-        self.last_s = 0.0
-        self._thread = threading.Thread(target=self._count, daemon=True)
-        self._thread.start()
-
-    def _count(self) -> None:
-        count = 0
-        while count < self._expected:
-            records = self._consumer.poll(timeout_ms=1_000).get(self._where, [])
-            count += len(records)
-            self.refused += sum(b'"status":"ok"' not in record.value for record in records)
-            self.last_s = time.time()
-
-    def wait(self) -> None:
-        self._thread.join(PATIENCE_S)
-        if self._thread.is_alive():
-            raise SystemExit(f"not all replies came within {PATIENCE_S} s")
-        self._consumer.close()
-        if self.refused:
-            raise SystemExit(f"{self.refused} commands were refused")
+def count(address: str, topic: str, expected: int) -> None:
+    """In a process of its own, as a client would be: says when the last reply came, and how many were refusals."""
+    consumer = KafkaConsumer(bootstrap_servers=address)
+    consumer.assign([where := TopicPartition(topic, 0)])
+    consumer.seek_to_beginning(where)
+    seen = refused = 0
+    while seen < expected:
+        records = consumer.poll(timeout_ms=1_000).get(where, [])
+        seen += len(records)
+        refused += sum(b'"status":"ok"' not in record.value for record in records)
+    print(time.time(), refused)
+    consumer.close()
 
 
 def hold_commands(collections: int, number: int) -> list[bytes]:
@@ -93,25 +78,32 @@ def run(spark: SparkSession, address: str, place: Path, collections: int, comman
     producer.flush()
     assert all(future.succeeded() for future in sent)
     producer.close()
-    replies = Replies(address, topics[1], len(sent))
+    counting = [sys.executable, "-m", "bench.throughput", "--count", address, topics[1], str(len(sent))]
+    counter = subprocess.Popen(counting, stdout=subprocess.PIPE, text=True)
     service = Service(config, spark, address)
     thread = threading.Thread(target=service.run)
     thread.start()
-    replies.wait()
+    last_s, refused = counter.communicate(timeout=PATIENCE_S)[0].split()
+    if int(refused) > 0:
+        raise SystemExit(f"{refused} commands were refused")
     batches = [batch for query in spark.streams.active for batch in query.recentProgress if "commands" in batch.name]
     service.stop()
     thread.join()
     batches = [batch for batch in batches if batch.numInputRows > 0]
     began_s = datetime.fromisoformat(batches[0].timestamp.replace("Z", "+00:00")).timestamp()
     full = [batch.durationMs["triggerExecution"] for batch in batches if batch.numInputRows == BATCH]
-    return len(sent) / (replies.last_s - began_s), statistics.median(full)
+    return len(sent) / (float(last_s) - began_s), statistics.median(full)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--commands", type=int, default=200_000)
     parser.add_argument("--collections", type=int, nargs="+", default=[1_000, 100_000])
+    parser.add_argument("--count", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.count is not None:
+        count(*arguments.count[:2], int(arguments.count[2]))
+        return
     logging.disable(logging.INFO)
     costs = []
     with tempfile.TemporaryDirectory() as name, EmbeddedBroker(Path(name) / "kafka") as broker:
