@@ -84,7 +84,7 @@ class ShardOperations:
 
     def _clean_up(self, job: Job) -> Tended:
         """Deletes what is dead and what is orphaned; says when there will be more to delete."""
-        cleaner = self._cleaner(job.shard)
+        cleaner = self._cleaner(job)
         limit = -1 if job.clean_up_limit is None else job.clean_up_limit
         grace_ms = job.parameters.vacuum_grace
         self._count("dead", cleaner.delete_dead_files(upto_version=limit, older_than_ms=grace_ms))
@@ -130,7 +130,7 @@ class ShardOperations:
             log.warning("a shard to be finalized is gone already shard=%s location=%s", shard.id, shard.location)
         else:
             reach("finalizing")
-            self._count("finalized", self._cleaner(shard).delete_everything_named())
+            self._count("finalized", self._cleaner(job).delete_everything_named())
         self._forget(shard)
 
     def _check_mounted(self, shard: Shard) -> None:
@@ -144,7 +144,7 @@ class ShardOperations:
 
     def purge(self, job: Job) -> None:
         self._enter(job.shard)
-        self._count("finalized", self._cleaner(job.shard).purge())
+        self._count("finalized", self._cleaner(job).purge())
         self._forget(job.shard)
 
     def _enter(self, shard: Shard) -> None:
@@ -155,12 +155,17 @@ class ShardOperations:
     def _updates(self, shard: Shard) -> Updates:
         return Updates(self._spark, shard.location, shard.table_id)
 
-    def _cleaner(self, shard: Shard) -> Cleaner:
+    def _cleaner(self, job: Job) -> Cleaner:
+        shard = job.shard
         with self._lock:
             cleaner = self._cleaners.pop(shard.id, None)
         if cleaner is None:
             cleaner = Cleaner(
-                location=shard.location, options=self._options, roots=self._warehouse, table_id=shard.table_id
+                location=shard.location,
+                options=self._options,
+                roots=self._warehouse,
+                table_id=shard.table_id,
+                epoch=job.epoch,
             )
         with self._lock:
             self._cleaners[shard.id] = cleaner

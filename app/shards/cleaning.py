@@ -17,7 +17,7 @@ import msgspec
 
 from app.core.frontier import EMPTY
 from app.failpoints import reach
-from app.shards.commit_log import BadLog, full_state, live_files, read_commit
+from app.shards.commit_log import BadLog, TableState, full_state, live_files, read_commit
 from app.shards.directory import CLOCK_PREFIX, LOG
 from app.shards.errors import ShardError
 from app.shards.lock import NAME as LOCK
@@ -34,6 +34,7 @@ from app.shards.log_files import (
 from app.shards.places import open_directory
 from app.shards.removals import Removals, first_in_a_row
 from app.state.commit_log import commit_path
+from app.state.errors import Fenced
 
 log = logging.getLogger(__name__)
 
@@ -69,12 +70,18 @@ class _Purging(msgspec.Struct):
 
 
 class Cleaner:
-    """One shard. Remembers how far it has read the log; forgetting that is harmless. For one thread at a time."""
+    """One shard. Remembers how far it has read the log; forgetting that is harmless. For one thread at a time.
 
-    def __init__(self, *, location: str, options: dict[str, str], roots: Sequence[str], table_id: str) -> None:
+    `Fenced` if a controller with a newer epoch than ours has worked on it: then we were replaced, and delete nothing.
+    """
+
+    def __init__(
+        self, *, location: str, options: dict[str, str], roots: Sequence[str], table_id: str, epoch: int
+    ) -> None:
         self._location = location
         self._options = options
         self._table_id = table_id
+        self._epoch = epoch
         self._directory = open_directory(location, options, roots=roots)
         self._removals = Removals(self._directory, location, table_id)
         self._looked_at_ms = 0
@@ -186,6 +193,7 @@ class Cleaner:
             return None
         state, names = found
         self._removals.check_table(state.table_id)
+        self._check_fence(state)
         return Names(names)
 
     def _check_given_up(self) -> None:
@@ -193,6 +201,14 @@ class Cleaner:
         self._removals.check_table(None if state is None else state.table_id)
         if state is None or state.upper != EMPTY or state.since != EMPTY:
             raise NotSealed(f"The shard at {self._location!r} is to be deleted, but its log is not sealed.")
+        self._check_fence(state)
+
+    def _check_fence(self, state: TableState) -> None:
+        if state.epoch > self._epoch:
+            raise Fenced(
+                f"A controller with epoch {state.epoch} has worked on the shard at {self._location}; ours is "
+                f"{self._epoch}."
+            )
 
     def _check_marker(self, marker: bytes) -> None:
         """Our log may be half gone. Its first commit goes first: one that is there is ours, or of a newer table."""

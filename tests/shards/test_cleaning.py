@@ -16,7 +16,8 @@ from app.shards.directory import File, LocalDirectory
 from app.shards.errors import WrongTable
 from app.shards.places import OutsideWarehouse
 from app.state.commit_log import commit_path
-from tests.shards.helpers import BareLog, add, append, remove
+from app.state.errors import Fenced
+from tests.shards.helpers import BareLog, add, append, remove, txn
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -48,8 +49,8 @@ def log(warehouse: Path) -> BareLog:
 
 
 def cleaner(log: BareLog, **changes: object) -> Cleaner:
-    settings = {"location": str(log.location), "roots": [str(log.location.parent)], "table_id": log.id, **changes}
-    return Cleaner(options={}, **settings)  # type: ignore[arg-type]  # as given
+    settings = {"location": str(log.location), "roots": [str(log.location.parent)], "table_id": log.id, "epoch": 1}
+    return Cleaner(options={}, **settings | changes)  # type: ignore[arg-type]  # as given
 
 
 def touch(log: BareLog, *names: str, size: int = 10) -> None:
@@ -399,9 +400,25 @@ def test_another_table_at_the_same_place_is_not_touched(log: BareLog, clock: Clo
     assert names(log) == ["a.parquet", "orphan.parquet"]
 
 
+def test_who_was_replaced_deletes_nothing(log: BareLog, clock: Clock) -> None:
+    touch(log, "a.parquet", "orphan.parquet")
+    log.commit(remove("a.parquet"))
+    log.commit(txn("holdfast.epoch", 2))
+    clock.ahead_ms = 2 * WEEK_MS
+    ours = cleaner(log)
+    with pytest.raises(Fenced, match="epoch 2"):
+        ours.delete_dead_files(upto_version=9, older_than_ms=0)
+    with pytest.raises(Fenced, match="epoch 2"):
+        ours.delete_orphans(upto_version=99, orphan_grace_ms=WEEK_MS)
+    assert names(log) == ["a.parquet", "orphan.parquet"]
+    theirs = cleaner(log, epoch=2)
+    assert theirs.delete_dead_files(upto_version=9, older_than_ms=0).files == 1
+    assert theirs.delete_orphans(upto_version=99, orphan_grace_ms=WEEK_MS).files == 1
+
+
 def test_where_there_is_no_table_there_is_nothing_to_do(warehouse: Path) -> None:
     warehouse.mkdir()
-    ours = Cleaner(location=str(warehouse / "none"), options={}, roots=[str(warehouse)], table_id="x")
+    ours = Cleaner(location=str(warehouse / "none"), options={}, roots=[str(warehouse)], table_id="x", epoch=1)
     assert ours.delete_dead_files(upto_version=9, older_than_ms=0) == Deleted(0, 0)
     assert ours.delete_orphans(upto_version=99, orphan_grace_ms=WEEK_MS) == Deleted(0, 0)
 
@@ -412,7 +429,7 @@ def test_a_place_that_is_not_below_the_warehouse_is_refused(tmp_path: Path, ware
     (tmp_path / "elsewhere").mkdir()
     (warehouse / "link").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OutsideWarehouse):
-        Cleaner(location=f"{tmp_path}/{location}", options={}, roots=[str(warehouse)], table_id="x")
+        Cleaner(location=f"{tmp_path}/{location}", options={}, roots=[str(warehouse)], table_id="x", epoch=1)
 
 
 def test_a_warehouse_that_is_reached_through_a_link_is_as_good(log: BareLog, tmp_path: Path) -> None:
@@ -519,7 +536,9 @@ def test_what_only_a_checkpoint_names_is_no_orphan_and_what_nothing_names_any_mo
     table.create_checkpoint()
     (location / f"_delta_log/{0:020d}.json").unlink()
     clock.ahead_ms = 2 * WEEK_MS
-    ours = Cleaner(location=str(location), options={}, roots=[str(warehouse)], table_id=str(table.metadata().id))
+    ours = Cleaner(
+        location=str(location), options={}, roots=[str(warehouse)], table_id=str(table.metadata().id), epoch=1
+    )
     assert ours.delete_orphans(upto_version=99, orphan_grace_ms=WEEK_MS).files == 1
     assert {path.name for path in location.glob("*.parquet")} == live
     assert DeltaTable(location).to_pyarrow_table().num_rows == 2

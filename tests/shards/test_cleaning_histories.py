@@ -46,7 +46,9 @@ def test_nothing_live_or_pinned_is_ever_deleted(history: list[tuple[str, object,
         model, oldest, written = Model(), 0, set[str]()
 
         def fresh() -> Cleaner:
-            return Cleaner(location=str(log.location), options={}, roots=[f"{directory}/warehouse"], table_id=log.id)
+            return Cleaner(
+                location=str(log.location), options={}, roots=[f"{directory}/warehouse"], table_id=log.id, epoch=1
+            )
 
         ours = fresh()
         for kind, first, second in history:

@@ -15,6 +15,7 @@ from app.shards.directory import LocalDirectory
 from app.shards.errors import WrongTable
 from app.shards.lock import NAME as LOCK
 from app.shards.object_directory import ObjectDirectory
+from app.state.errors import Fenced
 from tests.shards.helpers import SEALED, append
 
 
@@ -38,11 +39,15 @@ class Shard:
         self.id = str(DeltaTable(self.location).metadata().id)
 
     def seal(self) -> None:
-        append(self.location, upper=SEALED, since=SEALED)
+        append(self.location, upper=SEALED, since=SEALED, epoch=2)
 
-    def cleaner(self, table_id: str | None = None) -> Cleaner:
+    def cleaner(self, table_id: str | None = None, epoch: int = 2) -> Cleaner:
         return Cleaner(
-            location=str(self.location), options={}, roots=[str(self.warehouse)], table_id=table_id or self.id
+            location=str(self.location),
+            options={},
+            roots=[str(self.warehouse)],
+            table_id=table_id or self.id,
+            epoch=epoch,
         )
 
     def files(self) -> set[str]:
@@ -101,6 +106,16 @@ def test_another_table_is_not_touched(shard: Shard) -> None:
     before = shard.files()
     for step in (shard.cleaner("another").delete_everything_named, shard.cleaner("another").purge):
         with pytest.raises(WrongTable):
+            step()
+    assert shard.files() == before
+
+
+def test_who_was_replaced_deletes_nothing_of_it(shard: Shard) -> None:
+    shard.seal()
+    before = shard.files()
+    replaced = shard.cleaner(epoch=1)
+    for step in (replaced.delete_everything_named, replaced.purge):
+        with pytest.raises(Fenced, match="epoch 2"):
             step()
     assert shard.files() == before
 

@@ -185,7 +185,9 @@ def test_a_plain_stream_that_was_stopped_for_too_long_fails_and_skips_nothing(
     shard.compare_and_append(rows(spark, (2, 1, "a", 1)), 2, 3)
     merged = merge_if_worthwhile(shard, 2, 1)
     assert merged is not None
-    cleaner = Cleaner(location=shard.table.location, options={}, roots=[str(tmp_path)], table_id=shard.table.table_id)
+    cleaner = Cleaner(
+        location=shard.table.location, options={}, roots=[str(tmp_path)], table_id=shard.table.table_id, epoch=1
+    )
     assert cleaner.delete_dead_files(upto_version=merged.version, older_than_ms=0).files == 2
     with pytest.raises(StreamingQueryException, match="FILE_NOT_EXIST"):
         go_on()
@@ -198,7 +200,7 @@ def test_an_append_in_flight_lives_through_a_merge_and_a_clean_up(spark: SparkSe
     shard.compare_and_append(rows(spark, (1, 1, "a", 1)), 0, 2)
     shard.compare_and_append(rows(spark, (2, -1, "a", 1), (2, 1, "b", 2)), 2, 3)
     location = shard.table.location
-    cleaner = Cleaner(location=location, options={}, roots=[str(tmp_path)], table_id=shard.table.table_id)
+    cleaner = Cleaner(location=location, options={}, roots=[str(tmp_path)], table_id=shard.table.table_id, epoch=1)
     deleted = []
 
     def merge_and_clean_up() -> None:

@@ -94,7 +94,9 @@ def test_a_read_in_parts_outlives_a_merge_and_a_clean_up_without_grace(
     shard = world.shard("orders")
     directory = Path(shard.location)
     before = {file.name for file in directory.glob("*.parquet")}
-    cleaner = Cleaner(location=shard.location, options={}, roots=[str(directory.parent)], table_id=shard.table_id)
+    cleaner = Cleaner(
+        location=shard.location, options={}, roots=[str(directory.parent)], table_id=shard.table_id, epoch=1
+    )
 
     def clean_up() -> None:
         limit = world.controller.read(lambda state: clean_up_limit(state, shard.id))
