@@ -19,16 +19,22 @@ THREADS: Final = 32
 
 
 class Target:
-    """A shard to look at, and how far it is known: `version` -1 if its table was never seen."""
+    """A shard to look at, and how far it is known: `version` -1 if its table was never seen.
 
-    __slots__ = ("location", "shard", "table_id", "upper", "version")
+    `failing`: the state says that its log could not be read.
+    """
 
-    def __init__(self, shard: str, location: str, table_id: str, version: int, upper: Frontier) -> None:
+    __slots__ = ("failing", "location", "shard", "table_id", "upper", "version")
+
+    def __init__(
+        self, shard: str, location: str, table_id: str, version: int, upper: Frontier, *, failing: bool = False
+    ) -> None:
         self.shard = shard
         self.location = location
         self.table_id = table_id
         self.version = version
         self.upper = upper
+        self.failing = failing
 
 
 _SomeTarget = TypeVar("_SomeTarget", bound=Target)
@@ -161,6 +167,12 @@ class Looker:
         if state.version == target.version:
             return None
         return Seen(target.shard, target.upper.join(state.upper), state.version)
+
+
+def well_again(failing: Iterable[Target], found: Iterable[Seen]) -> list[Seen]:
+    """Those which could not be read, and now can, though nothing is new: that is news."""
+    said = {seen.shard for seen in found}
+    return [Seen(each.shard, each.upper, each.version) for each in failing if each.shard not in said]
 
 
 def _is_local(target: Target) -> bool:

@@ -11,13 +11,24 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from app.core.frontier import Frontier
+from app.core.shard_work import WATCH
 from app.shards.looking import Target
 from app.state.commit_log import commit_path
 from app.state.store import open_store
 
 REOPEN_EVERY_S: Final = 300.0
 """How often everything is read anew: after a pause that was longer than commit files are kept, nothing else helps."""
-_COLUMNS: Final = ("shard", "location", "format", "table_id", "upper", "log_version", "state", "updated_seq")
+_COLUMNS: Final = (
+    "shard",
+    "location",
+    "format",
+    "table_id",
+    "upper",
+    "log_version",
+    "state",
+    "last_error",
+    "updated_seq",
+)
 _WATCHED_STATES: Final = frozenset(["live", "dropped"])
 
 
@@ -76,8 +87,10 @@ class Positions:
                 ended.append(row["shard"])
                 continue
             version = -1 if row["log_version"] is None else row["log_version"]
+            failing = (row["last_error"] or "").startswith(f"{WATCH}: ")
+            upper = Frontier(row["upper"])
             watched.append(
-                Target(row["shard"], row["location"], row["table_id"] or "", version, Frontier(row["upper"]))
+                Target(row["shard"], row["location"], row["table_id"] or "", version, upper, failing=failing)
             )
         return Changes(watched, ended, whole)
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
 
-from app.shards.looking import Looker, Seen, Target
+from app.shards.looking import Looker, Seen, Target, well_again
 from app.shards.positions import Changes, Positions
 
 _PART_OF_QUIET: Final = 30
@@ -71,7 +71,8 @@ class Watcher:
         self._clock = clock
         self._watched: dict[str, _Watched] = {}
         self._unconfirmed: dict[str, float] = {}
-        self._errors: dict[str, None] = {}
+        self._errors: dict[str, None] = {}  # as we have found them, on this side
+        self._failing: dict[str, None] = {}  # as the state has them, whoever found them
         self._to_check: dict[str, None] = {}
         self._check_all_at = clock() + pacing.check_every_ms / 1000
         self._look_s = 0.0
@@ -98,15 +99,18 @@ class Watcher:
         found = self._looker.read([target for target in news if target.retry_at <= now])
         failing = [self._watched[shard] for shard in self._errors if self._watched[shard].retry_at <= now]
         found += self._looker.check(self._checks(now) + failing)
-        return [seen for seen in found + _well_again(failing, found) if self._is_new(seen, now)]
+        return [seen for seen in found + well_again(failing, found) if self._is_new(seen, now)]
 
     def targets(self) -> tuple[list[Target], list[Target]]:
-        """What others are to look at, and which of them to check; what they find is seen only in the state."""
+        """What others are to look at, and which to check; what they find, and what fails, is seen only in the state."""
         now = self._clock()
         self.follow()
         self._look_s = 1.0  # others look because it takes long
         due = [watched.in_state for watched in self._due(now)]
-        return due, [watched.in_state for watched in self._checks(now)]
+        failing = [self._watched[shard] for shard in self._failing if self._watched[shard].retry_at <= now]
+        for watched in failing:
+            watched.retry_at = now + self._pacing.longest_pause_ms / 1000
+        return due, [watched.in_state for watched in self._checks(now) + failing]
 
     def _take_in(self, changes: Changes) -> None:
         now = self._clock()
@@ -114,7 +118,7 @@ class Watcher:
         if changes.whole:
             ended |= self._watched.keys() - {target.shard for target in changes.watched}
         for shard in ended:
-            for memory in (self._watched, self._unconfirmed, self._errors, self._to_check):
+            for memory in (self._watched, self._unconfirmed, self._errors, self._failing, self._to_check):
                 memory.pop(shard, None)
         for target in changes.watched:
             watched = self._watched.get(target.shard)
@@ -123,10 +127,14 @@ class Watcher:
                 self._to_check[target.shard] = None
             elif target.version != watched.in_state.version or target.upper != watched.in_state.upper:
                 self._moved(watched, target, now)
+            self._watched[target.shard].in_state = target
+            if target.failing:
+                self._failing[target.shard] = None
+            else:
+                self._failing.pop(target.shard, None)
 
     def _moved(self, watched: _Watched, target: Target, now: float) -> None:
         """The state knows more of a shard."""
-        watched.in_state = target
         watched.active_at = watched.due_at = now
         watched.upper = watched.upper.join(target.upper)
         self._unconfirmed.pop(watched.shard, None)
@@ -185,9 +193,3 @@ class Watcher:
         if seen.log_version > watched.in_state.version:
             self._unconfirmed.setdefault(seen.shard, now + self._pacing.confirm_within_ms / 1000)
         return True
-
-
-def _well_again(failing: Sequence[_Watched], found: Sequence[Seen]) -> list[Seen]:
-    """Those which could not be read, and now can, though nothing is new: that is news."""
-    said = {seen.shard for seen in found}
-    return [Seen(each.shard, each.upper, each.version) for each in failing if each.shard not in said]

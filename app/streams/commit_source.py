@@ -22,7 +22,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.types import StructType
 
 from app.core.frontier import value_of
-from app.shards.looking import Looker, Seen, Target
+from app.shards.looking import Looker, Seen, Target, well_again
 from app.shards.positions import Positions
 from app.shards.watching import Pacing, Watcher
 
@@ -145,11 +145,12 @@ class ExecutorsReader(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[_Row]:
         part = cast(Part, partition)
         looker = Looker(self._settings.storage)
+        failing = [target for target in part.checks if target.failing]
         try:
-            found = looker.read(looker.with_news(part.targets)) + looker.check(part.checks)
+            found = looker.read([*looker.with_news(part.targets), *failing]) + looker.check(part.checks)
         finally:
             looker.close()
-        return iter([_row(seen) for seen in found])
+        return iter([_row(seen) for seen in found + well_again(failing, found)])
 
 
 def _row(seen: Seen) -> _Row:
