@@ -38,6 +38,11 @@ def files(shard: Updates) -> list[tuple[int | None, int | None]]:
     return sorted((file.min_time, file.max_time) for file in found)
 
 
+def cleaner_of(shard: Updates, warehouse: Path) -> Cleaner:
+    table = shard.table
+    return Cleaner(location=table.location, options={}, roots=[str(warehouse)], table_id=table.table_id, epoch=1)
+
+
 def test_history_before_the_since_becomes_one_time(spark: SparkSession, tmp_path: Path) -> None:
     shard = new_shard(spark, tmp_path)
     shard.compare_and_append(rows(spark, (1, 1, "a", 1), (2, 1, "b", 2), (3, -1, "a", 1), (3, 1, None, None)), 0, 4)
@@ -125,9 +130,16 @@ def test_widened_and_added_columns_are_merged(spark: SparkSession, tmp_path: Pat
     shard.evolve("k STRING, v BIGINT, w INT")
     data = spark.sql("SELECT 2L AS _time, 1L AS _diff, 'a' AS k, 1L AS v")
     shard.compare_and_append(data, 2, 3)
-    assert merge_if_worthwhile(shard, 9, 1) is not None
+    merged = merge_if_worthwhile(shard, 9, 1)
+    assert merged is not None
     assert content(spark, shard) == {("a", 1, None): 2}
     assert files(shard) == [(2, 2)]
+    cleaner = cleaner_of(shard, tmp_path)
+    assert cleaner.delete_dead_files(upto_version=merged.version, older_than_ms=0).files == 2
+    assert content(spark, shard) == {("a", 1, None): 2}
+    shard.seal(1)
+    shard.set_since(EMPTY, 1)
+    assert cleaner_of(shard, tmp_path).delete_everything_named().files == 1
 
 
 def test_appends_a_since_and_a_stream_live_through_a_merge(spark: SparkSession, tmp_path: Path) -> None:
@@ -185,9 +197,7 @@ def test_a_plain_stream_that_was_stopped_for_too_long_fails_and_skips_nothing(
     shard.compare_and_append(rows(spark, (2, 1, "a", 1)), 2, 3)
     merged = merge_if_worthwhile(shard, 2, 1)
     assert merged is not None
-    cleaner = Cleaner(
-        location=shard.table.location, options={}, roots=[str(tmp_path)], table_id=shard.table.table_id, epoch=1
-    )
+    cleaner = cleaner_of(shard, tmp_path)
     assert cleaner.delete_dead_files(upto_version=merged.version, older_than_ms=0).files == 2
     with pytest.raises(StreamingQueryException, match="FILE_NOT_EXIST"):
         go_on()
@@ -200,7 +210,7 @@ def test_an_append_in_flight_lives_through_a_merge_and_a_clean_up(spark: SparkSe
     shard.compare_and_append(rows(spark, (1, 1, "a", 1)), 0, 2)
     shard.compare_and_append(rows(spark, (2, -1, "a", 1), (2, 1, "b", 2)), 2, 3)
     location = shard.table.location
-    cleaner = Cleaner(location=location, options={}, roots=[str(tmp_path)], table_id=shard.table.table_id, epoch=1)
+    cleaner = cleaner_of(shard, tmp_path)
     deleted = []
 
     def merge_and_clean_up() -> None:

@@ -225,6 +225,11 @@ def test_a_value_that_does_not_fit_the_old_type_is_an_error_and_not_another_valu
      .write.format("delta").mode("append").save(location))  # fmt: skip
     with reader.snapshot("wide", 1) as rows:
         assert counted(rows.collect()) == {("a", 1): 1, ("b", 2**40): 1}
+    with reader.snapshot_cursor("wide", 1) as cursor:
+        assert counted(rows_of(cursor)) == {("a", 1): 1, ("b", 2**40): 1}
+    with reader.snapshot_and_stream("wide", 1) as stream:
+        assert Counter(rows_of(stream)) == Counter([(1, 1, "a", 1), (1, 1, "b", 2**40)])
+    assert (reader.snapshot_stats("wide", 1).files, len(reader.snapshot_parts_stats("wide", 1))) == (2, 2)
     with reader.snapshot("narrow", 1) as rows:
         assert rows.dtypes[1] == ("n", "int")
         assert counted(rows.where("k = 'a'").collect()) == {("a", 1): 1}

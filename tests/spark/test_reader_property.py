@@ -1,4 +1,4 @@
-"""Random histories, merged at random: a read at every readable time equals a sum in plain Python."""
+"""Random histories, really merged at random: a read at every readable time equals a sum in plain Python."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from app.client_errors import ReadBeforeSince
 from app.reader import Reader
+from app.shards.merging import merge_if_worthwhile
+from app.shards.updates import Updates
 from tests.spark.reader_world import Update, World, counted, summed
 
 if TYPE_CHECKING:
@@ -56,7 +58,9 @@ def test_every_read_equals_the_sum_of_the_updates(
         if merge and upper - 1 - behind > since:
             since = upper - 1 - behind
             world.policy(id, kind="valid_from", frontier=since)
-            world.merge(id, since)
+            shard = world.shard(id)
+            merge_if_worthwhile(Updates(spark, shard.location, shard.table_id), since, 1, fraction=0)
+            world.observe(id)
     for as_of in range(since, upper):
         with reader.snapshot(id, as_of) as rows:
             assert counted(rows.collect()) == summed(everything, as_of)
