@@ -11,7 +11,7 @@ import sys
 import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,8 +23,8 @@ from app.broker import EmbeddedBroker
 from app.config import MetricsConfig, StreamsConfig
 from app.jars import spark_home, spark_jars
 from app.java import QUICK_START, java_home
-from app.topics import Topics
-from tests.e2e.harness import LIMIT_S, REPOSITORY, Client, Process, config_under, wait_until
+from app.service import EXIT_FENCED
+from tests.e2e.harness import LIMIT_S, REPOSITORY, Client, Process, Running, config_under, wait_until
 from tests.e2e.lake import QUICK, Lake
 
 if TYPE_CHECKING:
@@ -122,46 +122,47 @@ def test_both_queries_and_a_merge_on_a_cluster_whose_executors_watch_the_shards(
     config = msgspec.structs.replace(
         config, streams=streams, parameters=QUICK, spark=SPARK, metrics=MetricsConfig(port=port)
     )
+    with Running(config, spark) as before:
+        # The next controller lets the executors look: there is more than one shard at its start.
+        Lake(before, config, spark).create("first", "second")
     lake = Lake(Client(config), config, spark)
-    with cluster(tmp_path / "cluster") as (master, work):
-        # Spark's own spark-submit, with what is on the topic already. With more shards than one at its start, the next
-        # controller lets the executors look.
-        topics = Topics(config.kafka, broker.bootstrap_servers)
-        topics.ensure()
-        topics.close()
-        tables = [{"id": id, "data_source": {"kind": "table"}, "schema": "k STRING"} for id in ("first", "second")]
-        lake.client.send({"type": "create_collections", "id": "early", "register_ts": 1, "collections": tables})
+    lake.prefix = "d"
+    with cluster(tmp_path / "cluster") as (master, work), ExitStack() as stack:
+        # Spark's own spark-submit, as on any cluster.
         submit = [f"{spark_home()}/bin/spark-submit", "--master", master, "--jars", ",".join(map(str, spark_jars()))]
         submit += [str(REPOSITORY / "jobs/controller.py")]
         variables = {"SPARK_HOME": str(spark_home()), "JAVA_HOME": str(java_home()), "PYSPARK_PYTHON": sys.executable}
         variables |= {"SPARK_LOCAL_IP": "127.0.0.1"}
-        with Process(config, tmp_path / "once", arguments=["--once"], variables=variables, command=submit) as once:
-            assert once.wait_for_exit() == 0, once.output
-        assert [reply["status"] for reply in lake.client.answers("early")] == ["ok"]
+        process = stack.enter_context(Process(config, tmp_path / "submitted", variables=variables, command=submit))
+        process.wait_for_output("Holdfast is running", 4 * LIMIT_S)
+        assert f"http://127.0.0.1:{port}/metrics" in process.output
+        lake.create("a")
+        lake.command("set_read_policies", policies=[{"collection": "a", "policy": {"kind": "step_back"}}])
+        for upper in (10, 20, 30):
+            lake.write("a", upper, (upper - 5, 1, f"k{upper}", 1), (upper - 4, 1, "same", 1))
+        wait_until(lambda: lake.sinces()["a"] == 29, "the since has followed", 4 * LIMIT_S)
+        wait_until(lambda: lake.merges("a") >= 1, "the executors have merged", 4 * LIMIT_S)
+        assert lake.content("a") == +lake.written["a"]
+        (checkpoint,) = Path(config.streams.checkpoints).glob("frontiers-*")
+        offsets = [file.read_text() for file in (checkpoint / "offsets").glob("[0-9]*")]
+        assert any('"triggers"' in text for text in offsets), "not the driver but the executors look at the shards"
+        for place in work:
+            (executor,) = place.glob("app-*-0000/*/stderr")
+            assert "Running task" in executor.read_text(), "both workers have had tasks"
+        wait_until(lambda: scraped(process)["holdfast_merges_total"] >= 1, "the merge was counted")
+        metrics = scraped(process)
+        for query in ("commands", "frontiers"):
+            assert metrics[f"holdfast_batches_total {query}"] >= 1
+            assert metrics[f"holdfast_query_progress {query}"] > 0
 
-        # The script of the README.
+        # The script of the README takes over, and gets the executors when the first one has halted.
         script = [str(REPOSITORY / "spark-submit.sh")]
-        with Process(config, tmp_path / "controller", variables={"MASTER": master}, command=script) as process:
-            process.wait_for_output("Holdfast is running", 4 * LIMIT_S)
-            assert f"http://127.0.0.1:{port}/metrics" in process.output
-            lake.create("a")
-            lake.command("set_read_policies", policies=[{"collection": "a", "policy": {"kind": "step_back"}}])
-            for upper in (10, 20, 30):
-                lake.write("a", upper, (upper - 5, 1, f"k{upper}", 1), (upper - 4, 1, "same", 1))
-            wait_until(lambda: lake.sinces()["a"] == 29, "the since has followed", 4 * LIMIT_S)
-            wait_until(lambda: lake.merges("a") >= 1, "the executors have merged", 4 * LIMIT_S)
-            assert lake.content("a") == +lake.written["a"]
-            (checkpoint,) = Path(config.streams.checkpoints).glob("frontiers-*")
-            offsets = [file.read_text() for file in (checkpoint / "offsets").glob("[0-9]*")]
-            assert any('"triggers"' in text for text in offsets), "not the driver but the executors look at the shards"
-            for place in work:
-                (executor,) = place.glob("app-*-0001/*/stderr")
-                assert "Running task" in executor.read_text(), "both workers have had tasks"
-            wait_until(lambda: scraped(process)["holdfast_merges_total"] >= 1, "the merge was counted")
-            metrics = scraped(process)
-            for query in ("commands", "frontiers"):
-                assert metrics[f"holdfast_batches_total {query}"] >= 1
-                assert metrics[f"holdfast_query_progress {query}"] > 0
-            process.signal(signal.SIGTERM)
-            assert process.wait_for_exit() == 0, process.output
+        config = msgspec.structs.replace(config, metrics=MetricsConfig())
+        second = stack.enter_context(Process(config, tmp_path / "script", variables={"MASTER": master}, command=script))
+        second.wait_for_output("Holdfast is running", 4 * LIMIT_S)
+        assert process.wait_for_exit(4 * LIMIT_S) == EXIT_FENCED, process.output
+        lake.write("a", 40, (31, -1, "same", 1))
+        wait_until(lambda: lake.sinces()["a"] == 39, "the since has followed again", 4 * LIMIT_S)
+        second.signal(signal.SIGTERM)
+        assert second.wait_for_exit() == 0, second.output
     lake.client.close()

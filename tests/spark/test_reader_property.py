@@ -18,7 +18,7 @@ from tests.spark.reader_world import Update, World, counted, summed
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-EXAMPLES = 6
+EXAMPLES = 12
 
 data = st.tuples(st.sampled_from(["a", "b", None]), st.sampled_from([0, 1, None]))
 diffs = st.integers(-2, 2)
