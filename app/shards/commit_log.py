@@ -7,7 +7,7 @@ passed over, and only what we rely on (JSON, the types of those fields) can be w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 from deltalake import DeltaTable
@@ -38,25 +38,22 @@ class BadLog(Exception):
     """A shard's log cannot be read, or is not that of this shard. Says nothing about other shards."""
 
 
-class Removed(NamedTuple):
-    """A file that a commit took out of the table; its path as the log has it, which is percent-encoded."""
-
-    path: str
-    size: int | None
-
-
-class Commits(NamedTuple):
-    """What one commit says, or several in a row: of each value the newest, None if there is none; of files all."""
+class Commit(NamedTuple):
+    """What one commit says; None where it says nothing. Paths are as the log has them, which is percent-encoded."""
 
     version: int
-    committed_at: int | None
     upper: Frontier | None
-    since: Frontier | None
-    epoch: int | None
     table_id: str | None
-    bytes_added: int
     added: list[str]
-    removed: list[Removed]
+    removed: list[str]
+
+
+class News(NamedTuple):
+    """What several commits in a row say: of each value the newest."""
+
+    version: int
+    upper: Frontier | None
+    table_id: str | None
 
 
 class TableState(NamedTuple):
@@ -82,26 +79,19 @@ class _Txn(msgspec.Struct, rename="camel"):
 
 class _File(msgspec.Struct):
     path: str
-    size: int | None = None
 
 
 class _Metadata(msgspec.Struct):
     id: str
 
 
-class _Info(msgspec.Struct, rename="camel"):
-    timestamp: Any = None  # of foreign commits it could be anything
-    in_commit_timestamp: Any = None
-
-
-class Action(msgspec.Struct, rename={"meta_data": "metaData", "commit_info": "commitInfo"}):
+class Action(msgspec.Struct, rename={"meta_data": "metaData"}):
     """One line of a log, as far as we need it."""
 
     add: _File | None = None
     remove: _File | None = None
     txn: _Txn | None = None
     meta_data: _Metadata | None = None
-    commit_info: _Info | None = None
 
 
 class _LastCheckpoint(msgspec.Struct):
@@ -112,12 +102,12 @@ _decode_action: Final = msgspec.json.Decoder(Action).decode
 _decode_checkpoint: Final = msgspec.json.Decoder(_LastCheckpoint).decode
 
 
-def read_commits(store: Readable, after_version: int) -> Commits | None:
+def read_commits(store: Readable, after_version: int) -> News | None:
     """What the commits after a version say, up to the first that is missing; None if the next one is.
 
     A commit that cannot be read ends it too: what came before it counts, and the next call raises BadLog.
     """
-    found: list[Commits] = []
+    found: list[Commit] = []
     try:
         for commit in _commits_after(store, after_version):
             found.append(commit)
@@ -129,41 +119,26 @@ def read_commits(store: Readable, after_version: int) -> Commits | None:
     return _together(found) if found else None
 
 
-def read_commit(store: Readable, version: int) -> Commits | None:
+def read_commit(store: Readable, version: int) -> Commit | None:
     """One commit, or None if its file is missing."""
     data = store.read(commit_path(version))
     return None if data is None else parse_commit(version, data)
 
 
-def parse_commit(version: int, data: bytes) -> Commits:
-    committed_at = table_id = None
-    frontiers: dict[str, int] = {}
+def parse_commit(version: int, data: bytes) -> Commit:
+    upper = table_id = None
     added: list[str] = []
-    removed: list[Removed] = []
-    bytes_added = 0
+    removed: list[str] = []
     for action in parse_actions(f"version {version}", data):
         if action.add is not None:
             added.append(action.add.path)
-            bytes_added += action.add.size or 0
         elif action.remove is not None:
-            removed.append(Removed(action.remove.path, action.remove.size))
-        elif action.txn is not None:
-            frontiers[action.txn.app_id] = action.txn.version
+            removed.append(action.remove.path)
+        elif action.txn is not None and action.txn.app_id == UPPER:
+            upper = _frontier(UPPER, action.txn.version)
         elif action.meta_data is not None:
             table_id = action.meta_data.id
-        elif action.commit_info is not None:
-            committed_at = _time_of(action.commit_info)
-    return Commits(
-        version,
-        committed_at,
-        _frontier(UPPER, frontiers.get(UPPER)),
-        _frontier(SINCE, frontiers.get(SINCE)),
-        frontiers.get(EPOCH),
-        table_id,
-        bytes_added,
-        added,
-        removed,
-    )
+    return Commit(version, upper, table_id, added, removed)
 
 
 def parse_actions(what: str, data: bytes) -> Iterator[Action]:
@@ -174,7 +149,7 @@ def parse_actions(what: str, data: bytes) -> Iterator[Action]:
     for number, line in enumerate(lines, 1):
         try:
             yield _decode_action(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise BadLog(
                 f"Line {number} of {what} in the Delta log cannot be read: {error}. "
                 "It was not written completely, or is damaged."
@@ -192,8 +167,8 @@ def last_checkpoint(store: Readable) -> int | None:
 
 def full_state(location: str, options: dict[str, str]) -> TableState | None:
     """The table at a location, read from its last checkpoint on; None if there is no table."""
-    table = _opened(location, options)
-    return None if table is None else _state(table)
+    table = opened(location, options)
+    return None if table is None else state_of(table)
 
 
 def live_files(location: str, options: dict[str, str]) -> tuple[TableState, list[str]] | None:
@@ -201,14 +176,14 @@ def live_files(location: str, options: dict[str, str]) -> tuple[TableState, list
 
     A file that is somewhere else, or reached in another way, is named by its URI.
     """
-    table = _opened(location, options)
+    table = opened(location, options)
     if table is None:
         return None
     here = f"{local_path(location) or table.table_uri.rstrip('/')}/"
-    return _state(table), [uri.removeprefix(here) for uri in table.file_uris()]
+    return state_of(table), [uri.removeprefix(here) for uri in table.file_uris()]
 
 
-def _state(table: DeltaTable) -> TableState:
+def state_of(table: DeltaTable) -> TableState:
     return TableState(
         version=table.version(),
         table_id=str(table.metadata().id),
@@ -218,7 +193,8 @@ def _state(table: DeltaTable) -> TableState:
     )
 
 
-def _opened(location: str, options: dict[str, str]) -> DeltaTable | None:
+def opened(location: str, options: dict[str, str]) -> DeltaTable | None:
+    """None if there is no table; BadLog if there may be one."""
     try:
         return DeltaTable(location, storage_options=options)
     except TableNotFoundError:
@@ -228,38 +204,19 @@ def _opened(location: str, options: dict[str, str]) -> DeltaTable | None:
         raise BadLog(f"The Delta log cannot be read: {reason}") from error
 
 
-def _commits_after(store: Readable, version: int) -> Iterator[Commits]:
+def _commits_after(store: Readable, version: int) -> Iterator[Commit]:
     while (commit := read_commit(store, version + 1)) is not None:
         yield commit
         version = commit.version
 
 
-def _together(commits: list[Commits]) -> Commits:
+def _together(commits: list[Commit]) -> News:
     last = commits[-1]
-    upper, since, epoch, table_id = last.upper, last.since, last.epoch, last.table_id
+    upper, table_id = last.upper, last.table_id
     for commit in reversed(commits):
         upper = commit.upper if upper is None else upper
-        since = commit.since if since is None else since
-        epoch = commit.epoch if epoch is None else epoch
         table_id = commit.table_id if table_id is None else table_id
-    return Commits(
-        last.version,
-        last.committed_at,
-        upper,
-        since,
-        epoch,
-        table_id,
-        sum(commit.bytes_added for commit in commits),
-        [path for commit in commits for path in commit.added],
-        [file for commit in commits for file in commit.removed],
-    )
-
-
-def _time_of(info: _Info) -> int | None:
-    for moment in (info.in_commit_timestamp, info.timestamp):
-        if type(moment) is int:
-            return moment
-    return None
+    return News(last.version, upper, table_id)
 
 
 def _frontier(name: str, version: int | None) -> Frontier | None:

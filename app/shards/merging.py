@@ -33,7 +33,7 @@ from app.shards.merge_plan import FRACTION, File, Plan, merge_target, plan
 from app.shards.notes import Note, new_token
 from app.shards.settings import check_strict
 from app.shards.transaction import Transaction
-from app.shards.updates import Pause, Updates
+from app.shards.updates import Pause, Updates, check_format
 from app.state.errors import Fenced
 
 log = logging.getLogger(__name__)
@@ -78,6 +78,7 @@ def merge_if_worthwhile(
     # Before any data is touched because of it: whoever reads the new version finds that it is readable from here on.
     shard.set_since(target, epoch)
     transaction = shard.table.begin()
+    check_format(transaction.schema, shard.table.location)
     if (fence := transaction.recorded(EPOCH)) > epoch:
         raise Fenced(f"A controller with epoch {fence} has worked on {shard.table.location}; ours is {epoch}.")
     found = plan(_files(shard, transaction.snapshot), target, fraction=fraction)

@@ -81,7 +81,7 @@ class Removals:
         if commit.table_id is not None:
             self.check_table(commit.table_id)
         for removed in commit.removed:
-            if (name := data_file(removed.path)) is not None:
+            if (name := data_file(removed)) is not None:
                 self._removed[key(name)] = Removal(name, version, file.modified_ms)
         for added in Names(commit.added).among(self._removed.keys()):
             del self._removed[added]

@@ -27,9 +27,9 @@ from app.shards.positions import Positions
 from app.shards.watching import Pacing, Watcher
 
 FORMAT: Final = "holdfast_commits"
-SCHEMA: Final = "shard STRING, upper BIGINT, log_version BIGINT, committed_at BIGINT, error STRING"
+SCHEMA: Final = "shard STRING, upper BIGINT, log_version BIGINT, error STRING"
 """`upper` is null for `[]`. With an `error` nothing else is new."""
-_Row = tuple[str, int | None, int, int | None, str | None]
+_Row = tuple[str, int | None, int, str | None]
 
 
 class _Settings(NamedTuple):
@@ -154,4 +154,4 @@ class ExecutorsReader(DataSourceStreamReader):
 
 
 def _row(seen: Seen) -> _Row:
-    return seen.shard, value_of(seen.upper), seen.log_version, seen.committed_at, seen.error
+    return seen.shard, value_of(seen.upper), seen.log_version, seen.error

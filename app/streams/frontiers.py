@@ -98,7 +98,7 @@ class FrontierStream:
     def _process(self, frame: DataFrame) -> None:
         observations = []
         report: dict[str, str | None] = {}
-        for shard, upper, log_version, _, error in frame.collect():
+        for shard, upper, log_version, error in frame.collect():
             if error is None:
                 if log_version >= 0:  # else it can be read again, and there is still nothing
                     observations.append(Observation(shard, frontier_of(upper), log_version))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from app.core.frontier import EMPTY, Frontier
 from app.core.placing import Found
 from app.shards import commit_log
-from app.shards.commit_log import BadLog, Removed, full_state, last_checkpoint, read_commits
+from app.shards.commit_log import BadLog, full_state, last_checkpoint, read_commit, read_commits
 from app.state.store import LocalStore
 from tests.shards.helpers import SEALED, BareLog, add, append, remove, txn
 
@@ -26,12 +25,10 @@ def test_the_newest_of_each_value_counts(log: BareLog) -> None:
     log.commit(remove("a.parquet"))
     found = read_commits(log.store, -1)
     assert found is not None
-    assert (found.version, found.upper, found.since, found.epoch) == (3, 8, 1, 3)
-    assert (found.table_id, found.bytes_added, found.removed) == (log.id, 12, [Removed("a.parquet", 10)])
-    assert found.committed_at == 1002
+    assert (found.version, found.upper, found.table_id) == (3, 8, log.id)
     found = read_commits(log.store, 2)
     assert found is not None
-    assert (found.upper, found.since, found.epoch, found.table_id) == (None, None, None, None)
+    assert (found.upper, found.table_id) == (None, None)
     assert read_commits(log.store, 3) is None
 
 
@@ -59,17 +56,7 @@ def test_foreign_commits_are_passed_over(log: BareLog) -> None:
         {"txn": {"appId": "someone else's", "version": 99, "lastUpdated": None, "more": {}}},
         {"remove": {"path": "gone.parquet", "deletionVector": {"storageType": "u"}}},
     )
-    found = read_commits(log.store, 0)
-    assert found is not None
-    assert (found.upper, found.since, found.epoch, found.committed_at) == (None, None, None, None)
-    assert found.removed == [Removed("gone.parquet", None)]
-
-
-def test_the_time_within_the_commit_goes_before_that_of_the_writer(log: BareLog) -> None:
-    log.commit_text(json.dumps({"commitInfo": {"inCommitTimestamp": 77, "timestamp": 5}}))
-    found = read_commits(log.store, 0)
-    assert found is not None
-    assert found.committed_at == 77
+    assert read_commit(log.store, 1) == (1, None, None, [], ["gone.parquet"])
 
 
 @pytest.mark.parametrize(

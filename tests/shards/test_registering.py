@@ -125,6 +125,15 @@ def test_the_columns_of_ours_must_be_in_their_order(tmp_path: Path) -> None:
     assert refusal(tmp_path / "place") == Code.INVALID_ARGUMENT
 
 
+@pytest.mark.parametrize("other", ["_time", "_diff"])
+@pytest.mark.parametrize("type", [pa.int32(), pa.timestamp("us", "UTC"), pa.float64()])
+def test_the_columns_of_ours_must_be_bigint(tmp_path: Path, other: str, type: pa.DataType) -> None:
+    """A merge would write files that do not fit the table's schema, and nobody could read it any more."""
+    types = {"_time": pa.int64(), "_diff": pa.int64(), other: type}
+    write_deltalake(tmp_path / "place", pa.table({name: pa.array([1], each) for name, each in types.items()}))
+    assert refusal(tmp_path / "place") == Code.INVALID_ARGUMENT
+
+
 def test_a_table_that_would_forget_its_upper_is_refused(place: Path) -> None:
     of_kind(place, setTransactionRetentionDuration="interval 7 days")
     with pytest.raises(Refused, match="forget the upper"):

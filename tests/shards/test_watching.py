@@ -64,10 +64,10 @@ def test_news_are_passed_on_once(world: World) -> None:
     log = world.shard("a")
     log.upper(5)
     watcher = world.watcher()
-    assert watcher.tick() == [Seen("a", Frontier(5), 1, 1_000)]
+    assert watcher.tick() == [Seen("a", Frontier(5), 1)]
     assert watcher.tick() == []
     log.commit()
-    assert watcher.tick() == [Seen("a", Frontier(5), 2, 1_001)]  # the upper that nobody may have heard of goes along
+    assert watcher.tick() == [Seen("a", Frontier(5), 2)]  # the upper that nobody may have heard of goes along
     world.confirm([Seen("a", Frontier(5), 2)])
     assert watcher.tick() == []
 
@@ -100,7 +100,7 @@ def test_a_restarted_watcher_begins_where_the_state_is(world: World) -> None:
     log = world.shard("a", upper=Frontier(5), log_version=1)
     log.upper(5)
     log.upper(6)
-    assert world.watcher().tick() == world.watcher().tick() == [Seen("a", Frontier(6), 2, 1_001)]
+    assert world.watcher().tick() == world.watcher().tick() == [Seen("a", Frontier(6), 2)]
 
 
 def test_new_shards_are_looked_for_before_they_are_there(world: World) -> None:
@@ -233,6 +233,27 @@ def test_a_log_that_comes_back_as_it_was_is_said_to_be_well(world: World) -> Non
         assert watcher.tick() == []
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"commitInfo":{"timestamp":9223372036854775808,"inCommitTimestamp":1e400}}',
+        '{"commitInfo":{"tags":' + "[" * 100_000 + "]" * 100_000 + "}}",
+        '{"txn":{"appId":"holdfast.upper","version":9223372036854775808}}',
+        '{"metaData":{"id":"\\ud800"}}',
+    ],
+)
+def test_whatever_is_in_one_log_the_others_are_read(world: World, text: str) -> None:
+    bad, good = world.shard("bad", log_version=0), world.shard("good", log_version=0)
+    watcher = world.watcher()
+    bad.commit_text(text)
+    good.upper(3)
+    found = {seen.shard: seen for seen in watcher.tick()}
+    assert found["good"] == Seen("good", Frontier(3), 1)
+    assert found["bad"].log_version in (0, 1)
+    good.upper(4)
+    assert watcher.tick() == [Seen("good", Frontier(4), 2)]
+
+
 def test_a_damaged_commit_is_reported_once_and_read_when_it_is_whole(world: World) -> None:
     log, other = world.shard("a", log_version=0), world.shard("b", log_version=0)
     watcher = world.watcher()
@@ -318,7 +339,7 @@ def test_others_are_told_what_the_state_knows(world: World) -> None:
     assert [(target.shard, target.version) for target in targets] == [("a", 0)]
     assert [target.shard for target in checks] == ["a"]
     looker = Looker({})
-    assert looker.read(looker.with_news(targets)) == [Seen("a", Frontier(5), 1, 1_000)]
+    assert looker.read(looker.with_news(targets)) == [Seen("a", Frontier(5), 1)]
     targets, checks = watcher.targets()
     assert [(target.shard, target.version) for target in targets] == [("a", 0)]
     assert checks == []
@@ -335,7 +356,7 @@ def test_logs_on_an_object_store_are_read_alike(world: World) -> None:
     looker._logs = logs
     target = Target("a", "s3://bucket/warehouse/a", log.id, 0, ZERO)
     assert looker.with_news([target]) == [target]
-    assert looker.read([target]) == [Seen("a", Frontier(5), 1, 1_000)]
+    assert looker.read([target]) == [Seen("a", Frontier(5), 1)]
     assert looker.check([target]) == []
     looker.close()
 

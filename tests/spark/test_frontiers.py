@@ -20,7 +20,7 @@ from app.streams import frontiers
 from app.streams.frontiers import FrontierStream
 from tests.e2e.harness import wait_until
 from tests.e2e.ticks import ticks
-from tests.shards.helpers import SEALED, FakeState, append
+from tests.shards.helpers import SEALED, BareLog, FakeState, append, txn
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -127,8 +127,12 @@ def test_a_gap_is_bridged_and_errors_are_reported_once(
     world.state.add("damaged", tmp_path / "damaged", upper=Frontier(1), log_version=0)
     world.state.add("gone", tmp_path / "gone", upper=Frontier(1), log_version=7)
     world.state.add("other", tmp_path / "other", upper=Frontier(1), log_version=0)
+    strange = BareLog(tmp_path / "strange")
+    strange.commit({"commitInfo": {"timestamp": 2**63}}, txn("holdfast.upper", 6))
+    world.state.add("strange", strange.location, log_version=0)
     with world.watching(spark, longest_pause_ms=200):
         assert world.wait_for("gap", Frontier(5)).log_version == 4
+        assert world.wait_for("strange", Frontier(6)).log_version == 1
         world.wait(lambda: {shard for shard, _ in world.errors} == {"damaged", "gone"})
         for upper in (2, 3, 4):  # several ticks, in which the errors are there still
             append(tmp_path / "other", upper=upper)

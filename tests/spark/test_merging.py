@@ -24,7 +24,7 @@ from app.core.frontier import EMPTY
 from app.shards import merge_plan, merging
 from app.shards.cleaning import LEAST_ORPHAN_GRACE_MS, Cleaner
 from app.shards.directory import LocalDirectory
-from app.shards.errors import Conflict, UnsafeShard, UpperMismatch
+from app.shards.errors import Conflict, UnsafeShard, UpperMismatch, WrongTable
 from app.shards.merging import merge_if_worthwhile
 from app.shards.settings import COLLECT, LENIENT
 from app.shards.updates import Updates
@@ -344,6 +344,20 @@ def test_where_delta_writes_no_statistics_of_the_times_nothing_is_written(spark:
     with setting(spark, COLLECT, "false"), pytest.raises(UnsafeShard, match=COLLECT):
         merge_if_worthwhile(shard, 9, 1)
     assert data_files(shard) == before
+
+
+def test_a_table_whose_diffs_are_no_longer_bigint_is_left_alone(spark: SparkSession, tmp_path: Path) -> None:
+    """What a merge would write, nobody could read."""
+    location = tmp_path / "altered"
+    spark.sql(f"CREATE TABLE delta.`{location}` (_time BIGINT, _diff INT, k STRING, v BIGINT) USING delta")
+    spark.sql(f"INSERT INTO delta.`{location}` VALUES (1, 1, 'a', 1), (2, 1, 'a', 1)")
+    shard = Updates(spark, str(location), str(DeltaTable(location).metadata().id))
+    shard.advance_upper(0, 5)
+    before = data_files(shard)
+    with pytest.raises(WrongTable, match="_diff BIGINT"):
+        merge_if_worthwhile(shard, 4, 1)
+    assert data_files(shard) == before
+    assert content(spark, shard) == {("a", 1): 2}
 
 
 def test_what_was_taken_up_is_merged_where_there_are_statistics(spark: SparkSession, tmp_path: Path) -> None:
