@@ -9,7 +9,7 @@ to know, before each call.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -18,7 +18,7 @@ import msgspec
 from app.core.frontier import EMPTY
 from app.failpoints import reach
 from app.shards.commit_log import BadLog, TableState, full_state, live_files, read_commit
-from app.shards.directory import CLOCK_PREFIX, LOG
+from app.shards.directory import CLOCK_PREFIX, LOG, File
 from app.shards.errors import ShardError
 from app.shards.lock import NAME as LOCK
 from app.shards.log_files import (
@@ -160,28 +160,32 @@ class Cleaner:
         """The data of a shard that was given up: all files that its sealed log names. The log stays."""
         if not self._directory.walk(LOG):
             return Deleted()  # never made
+        # Before we look whose log it is: it is that of the shard, then, and not of a table that came after it.
+        names = {name for path in named_paths(self._directory) if (name := data_file(path)) is not None}
         self._check_given_up()
         self._directory.sync()  # a loss of power must not take the seal
-        names = {name for path in named_paths(self._directory) if (name := data_file(path)) is not None}
         return self._delete(sorted(names))
 
     def purge(self) -> Deleted:
-        """Everything that is left of a shard that was given up, its log last. Without a log only what is ours goes."""
+        """Everything that is left of a shard that was given up, its log last. Without a log only what is ours goes.
+
+        Listed before we look whose it is, and deleted only if it is still what was listed: while we were paused,
+        another controller may have purged the shard, and someone made a table of his own at that place.
+        """
         marker = self._directory.read(PURGING)
-        if marker is None and not self._directory.walk(LOG):
-            ours = [file.name for file in self._directory.walk() if _is_ours(file.name)]
-            deleted = self._delete(ours)
-            self._directory.remove_directories()
-            return deleted
-        if marker is None:
+        listed = {file.name: file for file in self._directory.walk()}
+        logs = sorted(filter(is_log, listed))
+        if marker is not None:
+            self._check_marker(marker)
+        elif logs:
             self._check_given_up()
         else:
-            self._check_marker(marker)
-        files = [file.name for file in self._directory.walk()]
-        deleted = self._delete([name for name in files if not is_log(name) and name != PURGING])
-        self._directory.write(PURGING, msgspec.json.encode(_Purging(self._table_id)))
-        deleted = deleted.plus(self._delete(sorted(filter(is_log, files))))
-        self._delete([PURGING])
+            listed = {name: file for name, file in listed.items() if _is_ours(name)}
+        deleted = self._delete([name for name in listed if not is_log(name) and name != PURGING], listed)
+        if marker is not None or logs:
+            self._directory.write(PURGING, msgspec.json.encode(_Purging(self._table_id)))
+            deleted = deleted.plus(self._delete(logs, listed))
+            self._delete([PURGING])
         self._directory.remove_directories()
         return deleted
 
@@ -226,7 +230,7 @@ class Cleaner:
             # Commits are cleaned up from the oldest on: more than this one may have gone while we waited.
             raise BadLog(f"Version {self._named_until} of the Delta log was cleaned up; orphans are looked for anew.")
 
-    def _delete(self, names: Sequence[str]) -> Deleted:
+    def _delete(self, names: Sequence[str], listed: Mapping[str, File] | None = None) -> Deleted:
         foreign = foreign_tables(self._directory, names)
         if foreign:
             log.warning("other tables are left location=%s below=%s", self._location, sorted(foreign)[:_SHOWN])
@@ -234,7 +238,7 @@ class Cleaner:
         for name in names:
             if is_below(name, foreign):
                 continue
-            freed = self._directory.delete(name)
+            freed = self._directory.delete(name, listed=None if listed is None else listed[name])
             if freed is not None:
                 files, size = files + 1, size + freed
         if files:

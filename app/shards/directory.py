@@ -42,8 +42,11 @@ class Directory(Readable, Protocol):
     def is_empty(self, below: str = "") -> bool:
         """Whether there is no file, at any depth. Looks no further than to the first."""
 
-    def delete(self, name: str) -> int | None:
-        """Deletes a file or a link, and says how many bytes it had; None if there is none, or no way without links."""
+    def delete(self, name: str, *, listed: File | None = None) -> int | None:
+        """Deletes a file or a link, and says how many bytes it had; None if there is none, or no way without links.
+
+        With `listed`, only if it is still that one, and not another that has its name now.
+        """
 
     def write(self, name: str, data: bytes) -> None:
         """Writes a file, over what was there before."""
@@ -106,9 +109,11 @@ class LocalDirectory:
                         waiting.append(_joined(place, entry.name))
         return True
 
-    def delete(self, name: str) -> int | None:
+    def delete(self, name: str, *, listed: File | None = None) -> int | None:
         with self._parent(name) as (parent, last):
             if parent is None or (status := _deletable(last, parent)) is None:
+                return None
+            if listed is not None and _file(name, status) != listed:
                 return None
             checksum = f".{last}.crc"  # Spark's; it goes first, as nobody would find it after a crash in between
             if last.endswith(".parquet") and _deletable(checksum, parent) is not None:

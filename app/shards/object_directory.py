@@ -50,9 +50,12 @@ class ObjectDirectory:
                     return False
         return True
 
-    def delete(self, name: str) -> int | None:
+    def delete(self, name: str, *, listed: File | None = None) -> int | None:
         info = self._info(name)
         if info.type != pyarrow.fs.FileType.File:
+            return None
+        # Of one object a listing may say the time in ms, and a look at it in seconds.
+        if listed is not None and (info.size or 0, _modified_ms(info) // 1_000) != _size_and_second(listed):
             return None
         with suppress(FileNotFoundError):
             self._files.delete_file(info.path)
@@ -78,6 +81,10 @@ class ObjectDirectory:
 
     def _info(self, name: str) -> pyarrow.fs.FileInfo:
         return self._files.get_file_info("/".join(parts_of(name)))
+
+
+def _size_and_second(file: File) -> tuple[int, int]:
+    return file.size, file.modified_ms // 1_000
 
 
 def _modified_ms(info: pyarrow.fs.FileInfo) -> int:

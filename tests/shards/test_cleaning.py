@@ -314,9 +314,9 @@ def test_what_has_replaced_a_file_is_durable_before_the_file_goes(
     def noted(name: str) -> None:
         real = getattr(LocalDirectory, name)
 
-        def step(directory: LocalDirectory, *arguments: str) -> object:
+        def step(directory: LocalDirectory, *arguments: str, **named: object) -> object:
             steps.append(name)
-            return real(directory, *arguments)
+            return real(directory, *arguments, **named)
 
         monkeypatch.setattr(LocalDirectory, name, step)
 

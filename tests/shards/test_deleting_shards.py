@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 
 from app.shards.cleaning import PURGING, Cleaner, Deleted, NotSealed
 from app.shards.commit_log import full_state
-from app.shards.directory import LocalDirectory
+from app.shards.directory import File, LocalDirectory
 from app.shards.errors import WrongTable
 from app.shards.lock import NAME as LOCK
 from app.shards.object_directory import ObjectDirectory
@@ -132,6 +132,50 @@ def test_a_purge_leaves_nothing_and_touches_nothing_else(shard: Shard) -> None:
     assert shard.cleaner().purge() == Deleted(0, 0)
 
 
+@pytest.mark.parametrize("at", ["the first file", "the first of its log"])
+def test_a_purge_that_comes_late_leaves_the_table_that_is_there_now(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Who purges is paused; another one purges, and the place, which was a user's own, gets a new table."""
+    shard.seal()
+    late, successor = shard.cleaner(), shard.cleaner(epoch=3)
+    delete, meanwhile = LocalDirectory.delete, list[str]()
+
+    def paused(place: LocalDirectory, name: str, *, listed: File | None = None) -> int | None:
+        if not meanwhile and (at == "the first file" or name.startswith("_delta_log/")):
+            meanwhile.append(name)
+            assert successor.purge().files > 0
+            assert not shard.location.exists()
+            append(shard.location, rows=3)
+            append(shard.location, rows=4)
+        return delete(place, name, listed=listed)
+
+    monkeypatch.setattr(LocalDirectory, "delete", paused)
+    late.purge()
+    assert meanwhile
+    assert DeltaTable(shard.location).to_pyarrow_table().num_rows == 7
+    with pytest.raises(WrongTable):
+        shard.cleaner().purge()
+
+
+def test_a_table_that_came_before_a_purge_was_listed_is_left(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard.seal()
+    late, successor = shard.cleaner(), shard.cleaner(epoch=3)
+    walk, meanwhile = LocalDirectory.walk, list[str]()
+
+    def paused(place: LocalDirectory, below: str = "") -> list[File]:
+        if not meanwhile and below == "":
+            meanwhile.append(below)
+            successor.purge()
+            append(shard.location, rows=3)
+        return walk(place, below)
+
+    monkeypatch.setattr(LocalDirectory, "walk", paused)
+    with pytest.raises(WrongTable):
+        late.purge()
+    assert DeltaTable(shard.location).to_pyarrow_table().num_rows == 3
+
+
 def files_below(place: Path) -> set[str]:
     return {str(path.relative_to(place)) for path in place.rglob("*")}
 
@@ -177,12 +221,12 @@ def killed_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def counted(name: str) -> None:
         real = getattr(LocalDirectory, name)
 
-        def step(directory: LocalDirectory, *arguments: object) -> object:
+        def step(directory: LocalDirectory, *arguments: object, **named: object) -> object:
             nonlocal left
             if left == 0:
                 raise Killed
             left -= 1
-            return real(directory, *arguments)
+            return real(directory, *arguments, **named)
 
         patch.setattr(LocalDirectory, name, step)
 
