@@ -34,7 +34,7 @@ POOL: Final = "holdfast.work"
 """Spark's pool for all of this: it gets its share of the executors, and no more."""
 SOONEST_MS: Final = 1_000
 ORPHANS_EVERY_MS: Final = 6 * 3_600_000
-MOST_CLEANERS: Final = 1_000
+MOST_CLEANERS: Final = 10_000
 """How many remember what they have read of their shard's log. The others read it again."""
 
 
@@ -53,6 +53,7 @@ class ShardOperations:
         self._lock = threading.Lock()
         self._cleaners: dict[str, Cleaner] = {}  # by shard, the one that was asked for last at the end
         self._orphans_at: dict[str, int] = {}
+        self._overtaken: set[str] = set()  # shards whose last merge gave way to someone else's commit
 
     def create(self, job: Job) -> None:
         self._enter(job.shard)
@@ -65,22 +66,23 @@ class ShardOperations:
 
     def tend(self, job: Job, merged: Callable[[Merge], None]) -> Tended:
         self._enter(job.shard)
-        merge, soon = None, None
         try:
             merge = self._merge(job)
-        except Conflict as conflict:
-            log.info("a merge is put off, someone else was quicker shard=%s conflict=%s", job.shard.id, conflict)
-            soon = job.now + SOONEST_MS
         except Fenced:
             raise  # we were replaced: nothing more is touched
-        except Exception:
+        except Exception as error:
             # A merge that always fails must not keep the files for ever that it has written each time.
-            self._clean_up(job)
-            raise
+            left = self._clean_up(job)
+            if not isinstance(error, Conflict) or job.shard.id in self._overtaken:
+                raise
+            self._overtaken.add(job.shard.id)  # a second time in a row it has failed, and waits longer each time
+            log.info("a merge is put off, someone else was quicker shard=%s conflict=%s", job.shard.id, error)
+            soon = job.now + SOONEST_MS
+            return left._replace(again_at=min(soon, left.again_at or soon))
+        self._overtaken.discard(job.shard.id)
         if merge is not None:
             merged(merge)
-        left = self._clean_up(job)
-        return left if soon is None else left._replace(again_at=min(soon, left.again_at or soon))
+        return self._clean_up(job)
 
     def _clean_up(self, job: Job) -> Tended:
         """Deletes what is dead and what is orphaned; says when there will be more to delete."""
@@ -177,6 +179,7 @@ class ShardOperations:
         with self._lock:
             self._cleaners.pop(shard.id, None)
         self._orphans_at.pop(shard.id, None)
+        self._overtaken.discard(shard.id)
 
     def _count(self, why: str, deleted: Deleted) -> None:
         self._metrics.deleted_files.labels(why).inc(deleted.files)

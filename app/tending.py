@@ -66,9 +66,8 @@ class Tending:
         """It was looked after; what is left is for later."""
         if tended.again_at is not None:
             self.by(id, tended.again_at)
-        if tended.pinned is None:
-            self._pinned.pop(id, None)
-        else:
+        self._pinned.pop(id, None)
+        if tended.pinned is not None and id in self._targets:  # it may have been given up meanwhile
             self._pinned[id] = tended.pinned
 
     def forget(self, id: str) -> None:

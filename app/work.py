@@ -153,6 +153,7 @@ class Work:
             shard.id
             for shard in touched
             if shard.log_version is not None
+            and shard.format == "updates"
             and shard.state in ("live", "dropped")
             and (owner := state.collections.get(shard.owner)) is not None
             and owner.schema_version > 0
@@ -181,6 +182,7 @@ class Work:
             take("finalize", claimed, state.parameters.finalization_concurrency - busy.count("finalize"))
         room = WORKERS - sum(kind in ("create", "evolve", "purge") for kind in busy) + len(found)
         take("evolve", self._to_evolve, room - len(found))  # first: creating many tables takes long
+        take("purge", state.unpurged, min(1 - busy.count("purge"), room - len(found)))
         take("create", (id for id in state.unseen if id not in self._created), room - len(found))
         take("purge", state.unpurged, room - len(found))
         self._tending.release(state, now)

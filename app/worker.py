@@ -69,7 +69,8 @@ class Worker:
             pass
         except FATAL as error:
             self._halt(error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this shard alone and is tried again
+        except BaseException as error:  # noqa: BLE001 - whatever it is (a panic of deltalake's is no Exception), it
+            # concerns this shard alone and is tried again, later.
             if not self._stopped:
                 outcome = "failed"
                 self._say_failed(kind, shard.id, error)
@@ -120,7 +121,7 @@ class Worker:
     def _note_merged(self, id: str, merge: Merge) -> None:
         self._controller.step("merged", lambda machine, now: machine.merged(now, id, merge))
 
-    def _say_failed(self, kind: Kind, id: str, error: Exception) -> None:
+    def _say_failed(self, kind: Kind, id: str, error: BaseException) -> None:
         sentence = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
         log.warning("work failed, it is tried again kind=%s shard=%s error=%s", kind, id, sentence)
         try:

@@ -96,11 +96,13 @@ class Cleaner:
         """Data files that a commit up to a version removed, at least so long ago, and that none added again since."""
         self._removals.read_on()
         removals = self._removals.upto(upto_version)
-        if not removals or (live := self._live_files()) is None:
+        if not removals:
             return []
         self._looked_at_ms = self._directory.now_ms()
-        latest_ms = self._looked_at_ms - older_than_ms
-        return [each.name for each in removals if each.at_ms <= latest_ms and each.name not in live]
+        old = [each.name for each in removals if each.at_ms <= self._looked_at_ms - older_than_ms]
+        if not old or (live := self._live_files()) is None:
+            return []
+        return [name for name in old if name not in live]
 
     def delete_dead_files(self, *, upto_version: int, older_than_ms: int) -> Deleted:
         deleted = Deleted()

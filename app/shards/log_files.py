@@ -22,6 +22,7 @@ from app.shards.directory import LOG, Directory, File
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _COMMIT: Final = re.compile(rf"{LOG}/([0-9]{{20}})\.json")
+_CHECKPOINT: Final = re.compile(rf"{LOG}/([0-9]{{20}})\.checkpoint\.parquet")
 
 
 def data_file(path: str) -> str | None:
@@ -102,6 +103,11 @@ def commit_files(files: Iterable[File]) -> dict[int, File]:
     return {int(match[1]): file for file in files if (match := _COMMIT.fullmatch(file.name))}
 
 
+def checkpoint_files(files: Iterable[File]) -> dict[int, File]:
+    """Those that are whole checkpoints, each in one file, by version. There are other kinds."""
+    return {int(match[1]): file for file in files if (match := _CHECKPOINT.fullmatch(file.name))}
+
+
 def named_paths(directory: Directory) -> Iterator[str]:
     """Every path that the log names, live or removed: in commits, compacted commits and checkpoints of any kind.
 
@@ -116,7 +122,7 @@ def named_paths(directory: Directory) -> Iterator[str]:
         data = directory.read(file.name)
         if data is None:
             raise BadLog(f"The file {file.name} of the Delta log was cleaned up while it was to be read.")
-        yield from _paths_of_checkpoint(file.name, data) if is_parquet else _paths_of_json(file.name, data)
+        yield from paths_of_checkpoint(file.name, data) if is_parquet else _paths_of_json(file.name, data)
 
 
 def _check_whole(files: Sequence[File]) -> None:
@@ -135,10 +141,11 @@ def _paths_of_json(name: str, data: bytes) -> Iterator[str]:
                 yield file.path
 
 
-def _paths_of_checkpoint(name: str, data: bytes) -> Iterator[str]:
+def paths_of_checkpoint(name: str, data: bytes, kinds: Sequence[str] = ("add", "remove")) -> Iterator[str]:
+    """Files that a checkpoint says were added, or removed not long before it."""
     try:
         file = pq.ParquetFile(io.BytesIO(data))
-        for kind in ("add", "remove"):
+        for kind in kinds:
             if kind in file.schema_arrow.names:
                 column = file.read(columns=[f"{kind}.path"]).column(kind).combine_chunks()
                 yield from (path for path in column.field("path").to_pylist() if path is not None)

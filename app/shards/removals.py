@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from app.shards.commit_log import BadLog, read_commit
 from app.shards.directory import LOG, Directory, File
 from app.shards.errors import WrongTable
-from app.shards.log_files import Names, commit_files, data_file, key
+from app.shards.log_files import Names, checkpoint_files, commit_files, data_file, key, paths_of_checkpoint
 from app.state.commit_log import commit_path
+
+SETTLED_MS: Final = 86_400_000
 
 
 class Removal(NamedTuple):
@@ -38,13 +40,40 @@ class Removals:
         # what we know is not its past.
         if self._last is None or self._directory.file(self._last.name) != self._last:
             self.forget()
-            listed = commit_files(self._directory.walk(LOG))
-            self.version = max(-1, first_in_a_row(listed) - 1)
+            listed = self._begin()
         before = self.version
         while (file := listed.get(self.version + 1) or self._file(self.version + 1)) is not None:
             self._take_in(self.version + 1, file)
         if self.version > before:
             self._last = self._file(self.version)  # a listing may show a time that is rounded in another way
+
+    def _begin(self) -> dict[int, File]:
+        """At the first commit that is left, or at a checkpoint: a log may have commits of a month, and on an object
+        store each takes as long as a whole checkpoint.
+
+        What a checkpoint says was removed counts as removed with it: later than it was, so no file goes too early. A
+        checkpoint of today is not taken, or files would never be old enough for whoever begins again and again. What
+        was removed so long before that the checkpoint does not say so, is an orphan.
+        """
+        files = self._directory.walk(LOG)
+        listed, checkpoints = commit_files(files), checkpoint_files(files)
+        first = first_in_a_row(listed)
+        self.version = max(-1, first - 1)
+        latest_ms = max((file.modified_ms for file in listed.values()), default=0) - SETTLED_MS
+        settled = (v for v, file in checkpoints.items() if first <= v in listed and file.modified_ms <= latest_ms)
+        if (newest := max(settled, default=-1)) >= 0:
+            self._take_in_checkpoint(newest, checkpoints[newest])
+            self._last = self._file(newest)
+        return listed
+
+    def _take_in_checkpoint(self, version: int, file: File) -> None:
+        data = self._directory.read(file.name)
+        if data is None:
+            raise BadLog(f"The checkpoint {file.name} was cleaned up while it was to be read.")
+        for path in paths_of_checkpoint(file.name, data, ["remove"]):
+            if (name := data_file(path)) is not None:
+                self._removed[key(name)] = Removal(name, version, file.modified_ms)
+        self.version = version
 
     def forget(self) -> None:
         self.version, self._removed, self._last = -1, {}, None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 
-from app.shards import cleaning
+from app.shards import cleaning, removals
 from app.shards.cleaning import Cleaner, Deleted, Waiting
 from app.shards.commit_log import BadLog
 from app.shards.directory import File, LocalDirectory
@@ -261,6 +262,36 @@ def test_a_cleaner_that_missed_commits_forgets_what_it_knew(log: BareLog) -> Non
         log.path(version).unlink()
     assert ours.delete_dead_files(upto_version=9, older_than_ms=0) == Deleted(0, 0)
     assert names(log) == ["a.parquet", "b.parquet"]
+
+
+def test_a_long_log_is_read_from_a_checkpoint_on(log: BareLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(removals, "SETTLED_MS", 0)
+    touch(log, "before.parquet", "after.parquet", "live.parquet", "pinned.parquet", "again.parquet")
+    files = [f"{name}.parquet" for name in ("before", "after", "live", "pinned", "again")]
+    log.commit(*map(add, files))
+    now_ms = int(time.time() * 1_000)
+    log.commit(
+        *(remove(name) | {"remove": remove(name)["remove"] | {"deletionTimestamp": now_ms}} for name in files[::4])
+    )
+    for _ in range(100):
+        log.commit()
+    DeltaTable(log.location).create_checkpoint()
+    checkpoint = log.version
+    log.commit(remove("after.parquet"), add("again.parquet"))
+    pinned = log.commit(remove("pinned.parquet"))
+    read: list[str] = []
+    real = LocalDirectory.read
+    monkeypatch.setattr(LocalDirectory, "read", lambda place, name: (read.append(name), real(place, name))[1])
+    ours = cleaner(log)
+    assert ours.dead_files(upto_version=checkpoint - 1, older_than_ms=0) == []
+    assert len(read) <= 5, "the checkpoint, and what comes after it"
+    assert sorted(ours.dead_files(upto_version=pinned - 1, older_than_ms=0)) == ["after.parquet", "before.parquet"]
+    assert ours.delete_dead_files(upto_version=pinned, older_than_ms=0).files == 3
+    assert names(log) == ["again.parquet", "live.parquet"]
+    monkeypatch.setattr(removals, "SETTLED_MS", DAY_MS)
+    read.clear()
+    assert cleaner(log).dead_files(upto_version=pinned, older_than_ms=0) != []
+    assert len(read) > 100, "a checkpoint of today is not taken"
 
 
 @pytest.fixture

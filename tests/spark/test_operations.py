@@ -25,7 +25,7 @@ from app.metrics import Metrics
 from app.operations import ORPHANS_EVERY_MS, POOL, SOONEST_MS, ShardOperations
 from app.shards.commit_log import SINCE
 from app.shards.directory import LocalDirectory
-from app.shards.errors import Sealed, ShardMissing, UnsafeShard
+from app.shards.errors import Conflict, Sealed, ShardMissing, UnsafeShard
 from app.shards.merging import merge_if_worthwhile
 from app.shards.settings import LENIENT
 from app.shards.updates import Updates
@@ -238,6 +238,25 @@ def test_after_a_merge_that_was_overtaken_is_cleaned_up_and_come_again_soon(
     assert not dead & world.files()
     world.tend()
     assert content(world.spark, world.shard) == {("a", 1): 5}
+
+
+def test_a_merge_that_is_overtaken_again_and_again_has_failed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each try leaves its files behind: whoever has failed waits longer each time, and its row says why."""
+    merged_once(world)
+    job = world.job()
+
+    def overtaken(*_: object, **__: object) -> None:
+        raise Conflict("someone else was quicker")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(operations, "merge_if_worthwhile", overtaken)
+        world.tend(job)
+        for _ in range(2):
+            with pytest.raises(Conflict):
+                world.tend(job)
+    world.tend(job)
+    monkeypatch.setattr(operations, "merge_if_worthwhile", overtaken)
+    world.tend(job)  # in between one was made: it is the first again
 
 
 def test_a_controller_that_was_replaced_touches_nothing_more(world: World) -> None:

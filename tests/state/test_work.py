@@ -325,6 +325,24 @@ def test_only_so_many_shards_are_made_at_once(tmp_path: Path) -> None:
     world.controller.close()
 
 
+def test_what_is_to_be_purged_does_not_wait_until_all_tables_are_made(tmp_path: Path) -> None:
+    later = Later()
+    world = World(tmp_path, later)
+    world.command("update_parameters", parameters={"tombstone_retention": "2h"})
+    world.create("old")
+    world.command("drop_collections", collections=["old"])
+    world.pass_ms(FINALIZE_EVERY_MS)
+    while later.names:
+        later.run()
+        world.pass_ms(FINALIZE_EVERY_MS)
+    assert world.shard("old").state == "finalized"
+    world.create(*(f"t{number}" for number in range(3 * WORKERS)))
+    world.pass_ms(2 * 3_600_000)
+    assert f"purge {world.shard('old').id}" in later.names
+    assert len(later.names) == WORKERS
+    world.controller.close()
+
+
 def test_what_is_given_up_is_not_looked_after_any_more(world: World) -> None:
     """It is deleted as a whole, as soon as that is allowed."""
     world.command("update_parameters", parameters={"finalize_shards": False})
@@ -471,6 +489,27 @@ def test_what_fails_is_said_in_the_row_and_tried_again_later_and_later(world: Wo
     world.pass_ms(600_000)
     assert world.operations.taken() == [("create", "a")]
     assert world.shard("a").last_error is None
+
+
+class Panic(BaseException):
+    """As deltalake raises it: no Exception."""
+
+
+def test_also_what_is_no_exception_is_said_and_tried_again_later(world: World) -> None:
+    tried: list[int] = []
+
+    def panic(_: str, __: Job) -> None:
+        tried.append(world.time)
+        raise Panic("index out of bounds")
+
+    world.operations.behave = panic
+    world.create("a")
+    for _ in range(3):
+        world.work.tick()
+    assert tried == [world.time]
+    assert world.shard("a").last_error == "create: Panic: index out of bounds"
+    world.pass_ms(5_000)
+    assert len(tried) == 2
 
 
 def test_what_is_dropped_need_not_wait_until_other_work_on_it_may_be_tried_again(world: World) -> None:
