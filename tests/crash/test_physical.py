@@ -51,7 +51,11 @@ def test_no_controller_that_ends_in_the_middle_of_its_work_does_harm(
         cleaning = start("cleaning", "cleaning:stop")
         wait_until(lambda: lake.merges("a") > merged_before, "the next one merges", 4 * LIMIT_S)
         cleaning.wait_for_output("fail point cleaning", 4 * LIMIT_S)
+        merged_before = lake.merges("a")
+        there = {file.name for file in Path(lake.shards()["a"]["location"]).glob("*.parquet")}
+        assert there - set(lake.named_files("a")), "what the first one has written, and is about to commit"
         wake(merging)
+        assert lake.merges("a") == merged_before, "it came too late"
         assert lake.content("a") == +lake.written["a"]
 
         finalizing = start("finalizing", "finalizing:stop")

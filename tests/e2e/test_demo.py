@@ -48,6 +48,8 @@ def test_it_tells_its_story_and_removes_its_root(tmp_path: Path) -> None:
         ("orders (dropped)", "13:10", "13:30", "hold of 'report'"),
     ):
         assert row in tables
+    (reads,) = re.findall(r"It reads them (\d+) times", output)
+    assert int(reads) >= 3, "before, while and after"
     before, after = re.findall(r"(\d+) files with [\d,]+ bytes became (\d+) with", output)[0]
     assert int(after) < int(before)
     for words in ("refused, READ_BEFORE_SINCE", "lease expired", "COLLECTION_MISSING", "'finalized'"):

@@ -152,6 +152,7 @@ def check_metrics(running: Running) -> None:
     assert value("holdfast_leases_expired_total") == 1
     assert value("holdfast_commands_total", type="drop_collections", status="ok", code="") == 1
     assert value("holdfast_entries_total", origin="frontiers") >= 4
+    assert value("holdfast_reply_seconds_count") > 0
     assert value("holdfast_entry_seconds_count") >= value("holdfast_entries_total", origin="commands")
     for query in ("commands", "frontiers"):
         batches = value("holdfast_batches_total", query=query)

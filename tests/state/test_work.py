@@ -540,6 +540,10 @@ def test_a_failed_finalization_is_counted_and_does_not_stop_the_others(world: Wo
     world.pass_ms(FINALIZE_EVERY_MS)
     assert (world.shard("a").state, world.shard("b").state) == ("finalizing", "finalized")
     assert (world.shard("a").attempts, world.shard("a").last_error) == (1, "finalize: OSError: it is in use")
+    registry = world.controller.metrics.registry
+    for outcome, number in (("started", 2), ("failed", 1), ("succeeded", 1)):
+        labels = {"kind": "finalize", "outcome": outcome}
+        assert registry.get_sample_value("holdfast_work_total", labels) == number
     world.operations.behave = works
     world.pass_ms(FINALIZE_EVERY_MS)
     assert world.shard("a").state == "finalized"
