@@ -4,6 +4,7 @@ Run: .venv/bin/python -m bench.frontiers [--shards N ...] [--readers NAME ...] [
 
 - "a look": all shards once, in this process and without Spark, when nothing is new; and when the state has changed.
 - "a tick": one trigger of query 2 that found something, until its batch is done, as Spark measures it.
+- "a tick, nothing new": the processor time, of all processes together, that goes by per trigger when nothing happens.
 - "commit to journal": query 2 on real Spark, and a real controller, which has created all the shards. Commits land on
   random shards at random moments. A commit has arrived when `Controller.observe` has returned: its entry is durable.
   In the end the journal is read, and has to have every one of them. In ticks: 1 is the interval of the trigger.
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import tempfile
@@ -46,6 +48,7 @@ from app.state.journal import Journal
 from app.streams.frontiers import FrontierStream
 
 LOOKS = 50
+IDLE_TICKS = 10
 WARM_UP = 5  # the first commits start Python
 PATIENCE_S = 120
 DISTRIBUTE_ABOVE = {"driver": 1_000_000, "executors": 1}
@@ -56,6 +59,14 @@ class Sent(NamedTuple):
 
     version: int
     at_s: float
+
+
+class Watched(NamedTuple):
+    """What the ticks cost, in ms; and how long each commit was on its way, in ticks."""
+
+    idle_ms: float
+    ticks_ms: list[float]
+    waits: list[float]
 
 
 class World:
@@ -151,10 +162,7 @@ def _timed_ms(watcher: Watcher) -> float:
     return (time.perf_counter() - started) * 1000
 
 
-def watched(
-    spark: SparkSession, world: World, reader: str, commits: int, interval_ms: int
-) -> tuple[list[float], list[float]]:
-    """What the ticks cost, in ms; and how long each commit was on its way, in ticks."""
+def watched(spark: SparkSession, world: World, reader: str, commits: int, interval_ms: int) -> Watched:
     streams = StreamsConfig(
         checkpoints=world.config.streams.checkpoints,
         watch_interval=Duration(interval_ms),
@@ -173,6 +181,7 @@ def watched(
             _wait(world, query)
         world.waits_s.clear()
         warm = stream.batches  # the last of them may still be ending
+        idle_ms = _processor_ms_while_idle(interval_ms)
         for _ in range(commits):
             world.commit()
             time.sleep(random.uniform(0.2, 0.6) * interval_ms / 1000)
@@ -181,7 +190,33 @@ def watched(
     finally:
         query.stop()
         stream.remove_checkpoint()
-    return [tick["durationMs"]["triggerExecution"] for tick in ticks], [s * 1000 / interval_ms for s in world.waits_s]
+    return Watched(
+        idle_ms=idle_ms,
+        ticks_ms=[tick["durationMs"]["triggerExecution"] for tick in ticks],
+        waits=[wait_s * 1000 / interval_ms for wait_s in world.waits_s],
+    )
+
+
+def _processor_ms_while_idle(interval_ms: int) -> float:
+    before_s = _processor_s()
+    time.sleep(IDLE_TICKS * interval_ms / 1000)
+    return (_processor_s() - before_s) * 1000 / IDLE_TICKS
+
+
+def _processor_s() -> float:
+    """What this process and all that it has started have used so far."""
+    ticks, parents = {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has just ended
+        pid = int(stat.parent.name)
+        parents[pid], ticks[pid] = int(fields[1]), int(fields[11]) + int(fields[12])
+    ours = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    return sum(ticks[pid] for pid in ours) / os.sysconf("SC_CLK_TCK")
 
 
 def _wait(world: World, query: StreamingQuery) -> None:
@@ -216,9 +251,10 @@ def main() -> None:
             show("a look, nothing new", idle, "ms")
             show("a look, the state has changed", changed, "ms")
             for reader in options.readers:
-                ticks_ms, waits = watched(spark, world, reader, options.commits, options.interval)
-                show(f"{reader}: a tick", ticks_ms, "ms")
-                show(f"{reader}: commit to journal", waits, f"ticks of {options.interval} ms")
+                found = watched(spark, world, reader, options.commits, options.interval)
+                print(f"  {reader}: a tick, nothing new".ljust(33) + f"{found.idle_ms:.0f} ms of processor time")
+                show(f"{reader}: a tick", found.ticks_ms, "ms")
+                show(f"{reader}: commit to journal", found.waits, f"ticks of {options.interval} ms")
             world.check_journal()
             world.controller.close()
         spark.stop()
