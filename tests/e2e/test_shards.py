@@ -250,6 +250,38 @@ def test_one_stuck_finalization_does_not_stop_the_others(lake: Lake, monkeypatch
     wait_until(lambda: not data_files(lake.config), "it is not forgotten", 2 * LIMIT_S)
 
 
+def test_a_shard_that_was_seen_and_is_gone_is_reported_and_not_made_anew(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    config = config_under(tmp_path, broker.bootstrap_servers)
+    with Running(config, spark) as running:
+        lake = Lake(running, config, spark)
+        lake.create("a", "b")
+        lake.write("a", 10, (1, 1, "x", 1))
+        wait_until(lambda: lake.shards()["a"]["upper"] == 10, "it is seen")
+        location = Path(lake.shards()["a"]["location"])
+    away = location.rename(tmp_path / "away")
+    with Running(config, spark) as running:
+        lake.client = running
+
+        def error() -> str:
+            return lake.shards()["a"]["last_error"] or ""
+
+        def with_errors() -> float | None:
+            return running.controller.metrics.registry.get_sample_value("holdfast_shards_with_error")
+
+        wait_until(lambda: error().startswith("watch: "), "it is said in its row", 2 * LIMIT_S)
+        assert "is gone" in error()
+        assert with_errors() == 1
+        rounds(lake)
+        assert not location.exists(), "whoever has it may bring it back"
+        away.rename(location)
+        wait_until(lambda: not error(), "it is well again", 2 * LIMIT_S)
+        assert with_errors() == 0
+        lake.write("a", 20, (11, 1, "y", 2))
+        assert lake.content("a") == +lake.written["a"]
+
+
 def test_members_of_a_transaction_log_follow_it(lake: Lake) -> None:
     """One commit to the log moves the uppers of all, and so their sinces."""
     lake.create("log")

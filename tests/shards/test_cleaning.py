@@ -18,7 +18,7 @@ from app.shards.errors import WrongTable
 from app.shards.places import OutsideWarehouse
 from app.state.commit_log import commit_path
 from app.state.errors import Fenced
-from tests.shards.helpers import BareLog, add, append, remove, txn
+from tests.shards.helpers import SEALED, BareLog, add, append, remove, txn
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -224,6 +224,10 @@ def test_a_hostile_path_deletes_nothing(log: BareLog, warehouse: Path, path: str
     before = sorted(warehouse.parent.rglob("*"))
     assert cleaner(log).delete_dead_files(upto_version=9, older_than_ms=0) == Deleted(0, 0)
     assert sorted(warehouse.parent.rglob("*")) == before
+    # Nor when the whole shard is given up.
+    before.append(log.path(log.commit(txn("holdfast.upper", SEALED), txn("holdfast.since", SEALED))))
+    assert cleaner(log).delete_everything_named() == Deleted(0, 0)
+    assert sorted(warehouse.parent.rglob("*")) == sorted(before)
     assert Path("/etc/passwd").exists()
 
 
