@@ -86,6 +86,17 @@ def parse_schema(ddl: str | None, *, reserved: frozenset[str] = RESERVED_COLUMNS
     return columns
 
 
+def spelled_out(ddl: str) -> str:
+    """The same schema in words that mean the same in every Spark session.
+
+    `TIMESTAMP` is one type or the other by `spark.sql.timestampType`. What is a reserved word, or in double quotes, may
+    not be read at all under the settings of `spark.sql.ansi`.
+    """
+    parser = _Parser(ddl)
+    parser.columns(end="", depth=0)
+    return parser.spelled_out()
+
+
 def check_evolution(before: Sequence[Column], after: Sequence[Column]) -> None:
     """Refuses a change that data already written cannot follow."""
     if len(after) < len(before):
@@ -145,6 +156,10 @@ def _found(token: str) -> str:
     return repr(token) if token else "the end"
 
 
+def _in_single_quotes(text: str) -> str:
+    return "'" + re.sub(r"\\(.)|(')", r"\\\1\2", text[1:-1], flags=re.DOTALL) + "'"
+
+
 class _Parser:
     """Recursive descent over the tokens of one DDL string."""
 
@@ -155,6 +170,11 @@ class _Parser:
             for match in _TOKEN.finditer(ddl)
         ]
         self._next = 0
+        self._words = [text for _, text in self._tokens]
+
+    def spelled_out(self) -> str:
+        """What was read, token by token, with those replaced that could mean something else."""
+        return " ".join(self._words)
 
     def columns(self, *, end: str, depth: int) -> tuple[Column, ...]:
         """`name[:] TYPE [NOT NULL] [COMMENT 'text'], …` up to `end`."""
@@ -185,7 +205,7 @@ class _Parser:
             self._take()
             if self._kind() != "'":
                 raise self._bad("expected a quoted text after COMMENT")
-            self._take()
+            self._spell(_in_single_quotes(self._take()))
         return Column(name, column_type, nullable)
 
     def _type(self, depth: int) -> Type:
@@ -215,6 +235,8 @@ class _Parser:
                 self._expect("<")
                 return Struct(self.columns(end=">", depth=depth + 1))
             case _ if name in _SYNONYMS:
+                if name == "timestamp":
+                    self._spell("timestamp_ltz")
                 return Simple(_SYNONYMS[name])
             case _:
                 raise self._bad(f"{name!r} is no type that Delta can store")
@@ -248,6 +270,7 @@ class _Parser:
             raise self._bad(f"expected the name of a column, found {_found(token)}; unusual names need backquotes")
         if forbidden := FORBIDDEN_IN_NAMES.intersection(token):
             raise self._bad(f"the name {token!r} contains {min(forbidden)!r}, which Delta does not take")
+        self._spell("`" + token.replace("`", "``") + "`")
         return token
 
     def _expect(self, wanted: str) -> None:
@@ -264,6 +287,10 @@ class _Parser:
         token = self._peek()
         self._next += 1
         return token
+
+    def _spell(self, word: str) -> None:
+        """What stands for the token that was just taken."""
+        self._words[self._next - 1] = word
 
     def _bad(self, reason: str) -> Refused:
         return invalid(f"The schema {self._ddl!r:.200} cannot be read: {reason}.")

@@ -20,7 +20,7 @@ from pyspark.sql.types import (
 
 from app.core.errors import Refused
 from app.core.frontier import MAX_TIME_GIVEN, Frontier
-from app.core.schema import Array, Map, Struct, Type, check_evolution, parse_schema
+from app.core.schema import Array, Map, Struct, Type, check_evolution, parse_schema, spelled_out
 from app.core.schema import Column as Described
 from app.shards.errors import InvalidRows, SchemaMismatch
 
@@ -34,12 +34,12 @@ _RAW_TYPE: Final = "__CHAR_VARCHAR_TYPE_STRING"  # where Spark keeps that a STRI
 
 
 def shard_schema(ddl: str | None) -> StructType:
-    """The columns of the table of a collection with this schema."""
+    """The columns of the table of a collection with this schema, whatever this session makes of its words."""
     try:
         parse_schema(ddl)
     except Refused as refused:
         raise SchemaMismatch(refused.message) from None
-    schema = StructType.fromDDL(_OURS if ddl is None else f"{_OURS}, {ddl}")
+    schema = StructType.fromDDL(_OURS if ddl is None else f"{_OURS}, {spelled_out(ddl)}")
     if not isinstance(schema, StructType):
         raise TypeError("Spark reads a list of columns as something else")
     return schema

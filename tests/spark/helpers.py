@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,18 @@ SCHEMA = f"_time BIGINT, _diff BIGINT, {DDL}"
 def new_shard(spark: SparkSession, directory: Path, ddl: str = DDL) -> Updates:
     location = directory / f"shard-{uuid.uuid4().hex[:8]}"
     return create(spark, str(location), str(uuid.uuid4()), ddl)
+
+
+@contextmanager
+def configured(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Settings of the session that all tests share, for as long as the block runs."""
+    try:
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name in settings:
+            spark.conf.unset(name)
 
 
 def rows(spark: SparkSession, *data: tuple[Any, ...], schema: str = SCHEMA) -> DataFrame:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,9 @@ from app.client_errors import (
 )
 from app.reader import Reader, ReadTimeout, ShardUnreadable
 from app.reading import planning
+from app.shards.updates import Updates, create
+from app.writer import Writer
+from tests.spark.helpers import configured
 from tests.spark.reader_world import World, counted, summed, wait_until
 
 if TYPE_CHECKING:
@@ -307,13 +310,32 @@ def test_another_table_in_the_place_of_a_shard_is_not_read(world: World, reader:
 def test_settings_with_which_spark_leaves_out_data_are_refused(
     world: World, reader: Reader, spark: SparkSession
 ) -> None:
-    spark.conf.set("spark.sql.files.ignoreMissingFiles", "True")  # as Spark takes it
-    try:
-        with pytest.raises(InvalidUsage, match="ignoreMissingFiles"), reader.snapshot("orders", 5):
-            pass
-    finally:
-        spark.conf.unset("spark.sql.files.ignoreMissingFiles")
+    with (
+        configured(spark, {"spark.sql.files.ignoreMissingFiles": "True"}),  # as Spark takes it
+        pytest.raises(InvalidUsage, match="ignoreMissingFiles"),
+        reader.snapshot("orders", 5),
+    ):
+        pass
     assert world.holds() == {}
+
+
+@pytest.mark.parametrize("made_by", ["the controller", "the writer"])
+def test_what_a_timestamp_is_does_not_depend_on_the_session(
+    world: World, reader: Reader, spark: SparkSession, made_by: str
+) -> None:
+    ddl = "t TIMESTAMP, s STRUCT<at: TIMESTAMP>"
+    world.client.create_collections([{"id": "times", "data_source": {"kind": "other"}, "schema": ddl}])
+    shard, when = world.shard("times"), datetime(2026, 1, 2, 3, 4, 5)
+    rows = spark.createDataFrame([(0, 1, when, (when,))], f"_time BIGINT, _diff BIGINT, {ddl}")
+    if made_by == "the controller":
+        create(spark, shard.location, shard.table_id, ddl)
+    with configured(spark, {"spark.sql.timestampType": "TIMESTAMP_NTZ"}):
+        Writer(spark, "times", root=world.root, at_least=world.client.seq).compare_and_append(rows, 0, 1)
+        world.observe("times")
+        with reader.snapshot("times", 0) as found:
+            assert found.dtypes == [("t", "timestamp"), ("s", "struct<at:timestamp>"), ("_count", "bigint")]
+            assert found.collect() == [(when, (when,), 1)]
+    assert Updates(spark, shard.location, shard.table_id).table.schema() == rows.schema
 
 
 @pytest.mark.parametrize("duration", ["soon", 30.0, -1, timedelta(seconds=-1), True])

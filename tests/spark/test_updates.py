@@ -17,6 +17,7 @@ from pyspark.sql import functions as sql
 
 from app.core.frontier import EMPTY, MAX_TIME_GIVEN
 from app.shards import transaction
+from app.shards.columns import shard_schema
 from app.shards.errors import (
     CommitUnknown,
     InvalidBounds,
@@ -34,7 +35,7 @@ from app.shards.recorded import known_transactions
 from app.shards.settings import FORGETS
 from app.shards.updates import Updates, create
 from app.state.errors import Fenced
-from tests.spark.helpers import DDL, content, new_shard, rows
+from tests.spark.helpers import DDL, configured, content, new_shard, rows
 
 
 def test_an_append_compares_and_moves_the_upper(spark: SparkSession, tmp_path: Path) -> None:
@@ -207,6 +208,21 @@ def test_columns_are_added_and_widened_once(spark: SparkSession, tmp_path: Path)
     ]
     with pytest.raises(InvalidRows, match="exceeds char/varchar"):
         shard.compare_and_append(new.withColumns({"k": sql.lit("long"), "_time": sql.lit(3)}), 3, 4)
+
+
+def test_a_schema_is_read_alike_under_every_setting(spark: SparkSession) -> None:
+    ddl = 't TIMESTAMP, order STRUCT<select: INT> COMMENT "whose it\'s", c CHAR(3)'
+    expected = shard_schema(ddl)
+    assert expected["order"].metadata == {"comment": "whose it's"}
+    for settings in (
+        {"spark.sql.timestampType": "TIMESTAMP_NTZ"},
+        {"spark.sql.ansi.enabled": "true", "spark.sql.ansi.enforceReservedKeywords": "true"},
+        {"spark.sql.ansi.enabled": "true", "spark.sql.ansi.doubleQuotedIdentifiers": "true"},
+        {"spark.sql.legacy.charVarcharAsString": "true"},
+        {"spark.sql.caseSensitive": "true"},
+    ):
+        with configured(spark, settings):
+            assert shard_schema(ddl).json() == expected.json(), settings
 
 
 def test_creating_twice_is_one_table_and_another_one_is_refused(spark: SparkSession, tmp_path: Path) -> None:

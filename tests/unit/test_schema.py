@@ -8,7 +8,7 @@ import time
 import pytest
 
 from app.core.errors import Code, Refused
-from app.core.schema import check_evolution, parse_schema
+from app.core.schema import check_evolution, parse_schema, spelled_out
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,21 @@ from app.core.schema import check_evolution, parse_schema
 )
 def test_schemas_that_can_be_read(ddl: str) -> None:
     assert parse_schema(ddl)
+    assert parse_schema(spelled_out(ddl)) == parse_schema(ddl)
+
+
+@pytest.mark.parametrize(
+    ("ddl", "words"),
+    [
+        ("t: Timestamp, timestamp TIMESTAMP_NTZ", "`t` : timestamp_ltz , `timestamp` TIMESTAMP_NTZ"),
+        ("m MAP<STRING, TIMESTAMP> NOT NULL", "`m` MAP < STRING , timestamp_ltz > NOT NULL"),
+        ("s STRUCT<order: TIMESTAMP_LTZ, `c``d` INT>", "`s` STRUCT < `order` : TIMESTAMP_LTZ , `c``d` INT >"),
+        ("k INT COMMENT 'TIMESTAMP'", "`k` INT COMMENT 'TIMESTAMP'"),
+        (r"""k INT COMMENT "it's a \" \' \\" """, r"""`k` INT COMMENT 'it\'s a \" \' \\'"""),
+    ],
+)
+def test_a_schema_is_spelled_out_in_words_that_no_setting_changes(ddl: str, words: str) -> None:
+    assert spelled_out(ddl) == words
 
 
 @pytest.mark.parametrize(
