@@ -55,11 +55,11 @@ class Writer:
         catalog = Catalog(root, storage_options or {}, timeout_s=timeout_s)
         found, *logs = _writable(catalog, collection, at_least)
         self.collection = collection
-        self._shard = _opened(spark, found)
+        self._shard = _opened(spark, found, _columns_of(catalog, found, at_least))
         self._timeline = found.timeline
         self._schema = found.schema
         self._columns = None if found.schema is None else [column.name for column in parse_schema(found.schema)]
-        self._logs = [_opened(spark, log, is_log=True) for log in logs]
+        self._logs = [_opened(spark, log, _columns_of(catalog, log, at_least), is_log=True) for log in logs]
 
     @property
     def upper(self) -> Frontier:
@@ -171,9 +171,15 @@ def _writable(catalog: Catalog, id: str, at_least: int) -> list[Stored]:
     return chain
 
 
-def _opened(spark: SparkSession, stored: Stored, *, is_log: bool = False) -> Updates:
-    """The shard, with a table that has the collection's columns. Of a log only the upper counts: it may have none."""
-    id, schema, place = stored.collection, stored.schema, stored.place
+def _columns_of(catalog: Catalog, stored: Stored, at_least: int) -> str | None:
+    """The schema of the table: its owner's, of which that of whoever shares it is an older one."""
+    owner = stored.place.owner
+    return stored.schema if owner == stored.collection else catalog.schema(owner, at_least=at_least)
+
+
+def _opened(spark: SparkSession, stored: Stored, schema: str | None, *, is_log: bool = False) -> Updates:
+    """The shard, with a table that has this schema. Of a log only the upper counts: it may have none."""
+    id, place = stored.collection, stored.place
     if place.format != "updates":
         raise InvalidUsage(
             f"{id!r} is stored as an ordinary Delta table (format {place.format!r}) at {place.location}: write to it "
@@ -192,7 +198,7 @@ def _opened(spark: SparkSession, stored: Stored, *, is_log: bool = False) -> Upd
             ) from None
         if schema is None and not is_log:
             raise InvalidUsage(
-                f"{id!r} has no schema, so its table cannot be made. Create it under another id with one."
+                f"{place.owner!r} has no schema, so its table cannot be made. Create it under another id with one."
             ) from None
         create(spark, place.location, place.table_id, schema)
     if schema is not None:

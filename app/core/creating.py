@@ -23,7 +23,7 @@ from app.core.frontier import EMPTY, ZERO, Frontier
 from app.core.images import Collection, Shard
 from app.core.placing import Placing
 from app.core.policy import NoPolicy
-from app.core.schema import RESERVED_COLUMNS, parse_schema
+from app.core.schema import RESERVED_COLUMNS, check_evolution, parse_schema
 
 MAX_LEVELS: Final = 64
 
@@ -50,6 +50,8 @@ class Registrar:
         order = list(_in_order(self._new, dependencies))
         for id in order:
             self._rank(self._new[id], dependencies[id])
+        for id in order:
+            self._check_schema(self._new[id])
         for id in order:
             self._register(self._new[id], dependencies[id], register_ts)
 
@@ -88,6 +90,25 @@ class Registrar:
         if rank[0] > MAX_LEVELS:
             raise invalid(f"{description.id!r} would be on level {rank[0]} of dependencies; the limit is {MAX_LEVELS}.")
         self._draft.ranks[description.id] = rank
+
+    def _check_schema(self, description: Description) -> None:
+        """With a primary, the table has that one's columns: they must be what those of this one can become.
+
+        Without a schema of its own a collection has whatever columns the table has.
+        """
+        if description.primary is None or description.schema is None:
+            return
+        primary = self._live_or_new(description.primary, description.id)
+        older, newer = (parse_schema(each.schema, reserved=frozenset()) for each in (description, primary))
+        try:
+            check_evolution(older, newer)
+        except Refused as refused:
+            raise Refused(
+                Code.SCHEMA_INCOMPATIBLE,
+                f"{description.id!r} shares the table of its primary {primary.id!r}, so its schema must be an older "
+                f"one, from which alter_table_desc could lead to that of {primary.id!r}. That change would be refused: "
+                f"{refused.message}",
+            ) from None
 
     def _ingestion_of(self, description: Description) -> Ingestion | None:
         if not isinstance(description.data_source, IngestionExport):

@@ -37,9 +37,13 @@ class Frontiers(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The table of a shard. `seen`: it was there already. `given_up`: it is being finalized, or was."""
+    """The table of a shard, which has the columns of its owner.
+
+    `seen`: it was there already. `given_up`: it is being finalized, or was.
+    """
 
     shard: str
+    owner: str
     location: str
     format: str
     table_id: str
@@ -107,6 +111,9 @@ class Catalog:
             Stored(row["id"], described.schema, row["dropped"], described.timeline, places[row["shard"]])
             for described, row in found
         ]
+
+    def schema(self, id: str, *, at_least: int) -> str | None:
+        return _decode(self._collections([id], at_least)[id]["description"]).schema
 
     def is_dropped(self, id: str) -> bool:
         return not any(not row["dropped"] for row in self._rows("collections", "id", [id], at_least=0))
@@ -181,6 +188,7 @@ class Catalog:
 def _place(row: Mapping[str, Any]) -> Place:
     return Place(
         row["shard"],
+        row["owner"],
         row["location"],
         row["format"],
         row["table_id"] or "",

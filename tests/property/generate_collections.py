@@ -7,7 +7,7 @@ from random import Random
 
 from tests.property.generate_common import IDS, SPARE_IDS, chance, command, free_ids, live_ids, one, several
 from tests.property.oracle import Oracle
-from tests.property.oracle_alter import COMPATIBLE_SCHEMAS, SCHEMAS
+from tests.property.oracle_schemas import COMPATIBLE_SCHEMAS, SCHEMAS
 from tests.property.oracle_shape import CONNECTIONS, ENVELOPES
 from tests.property.oracle_state import UNDROP_PREFIX, Row
 
@@ -110,7 +110,18 @@ def _item(rng: Random, oracle: Oracle, name: str, known: list[str], earlier: lis
         if chance(rng, 40):
             item["data_source"] = {"kind": "table"}
             item.pop("since", None)
+        if "schema" in item and chance(rng, 85):
+            item["schema"] = rng.choice(_older_schemas(oracle, earlier, item["primary"]))
     return item
+
+
+def _older_schemas(oracle: Oracle, earlier: list[Row], primary: str) -> list[str | None]:
+    """Those that a collection with this primary may have."""
+    described = {item["id"]: item for item in earlier}
+    if primary in oracle.collections:
+        described[primary] = oracle.collections[primary]["description"]
+    schema = described.get(primary, {}).get("schema")
+    return [older for older, newer in COMPATIBLE_SCHEMAS.items() if older is None or schema in newer]
 
 
 def _kind(oracle: Oracle, earlier: list[Row], name: str) -> str:

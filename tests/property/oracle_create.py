@@ -6,6 +6,7 @@ import posixpath
 import re
 from typing import Any
 
+from tests.property.oracle_schemas import COMPATIBLE_SCHEMAS
 from tests.property.oracle_state import Refused, Row, State, plain_description
 
 WAREHOUSE = "/warehouse"
@@ -46,6 +47,7 @@ def _check(state: State, descriptions: list[Row]) -> list[Row]:
             if known["timeline"] != description["timeline"]:
                 raise Refused("INVALID_ARGUMENT")
     _check_depth(state, new, ordered)
+    _check_schemas(state, new, ordered)
     _check_locations(state, ordered)
     return ordered
 
@@ -67,6 +69,17 @@ def _check_depth(state: State, new: dict[str, Row], ordered: list[Row]) -> None:
 
     if any(level(description["id"]) > GREATEST_DEPTH for description in ordered):
         raise Refused("INVALID_ARGUMENT")
+
+
+def _check_schemas(state: State, new: dict[str, Row], ordered: list[Row]) -> None:
+    """Whoever has a primary has an older schema than that, or none."""
+    for description in ordered:
+        own, primary = description.get("schema"), description.get("primary")
+        if own is None or primary is None:
+            continue
+        above = new.get(primary) or state.collections[primary]["description"]
+        if above.get("schema") not in COMPATIBLE_SCHEMAS[own]:
+            raise Refused("SCHEMA_INCOMPATIBLE")
 
 
 def _already_there(state: State, description: Row) -> bool:
@@ -200,6 +213,8 @@ def _register(state: State, new: dict[str, Row], description: Row, register_ts: 
         state.events["a purged id was created again"] += 1
     if primary is not None:
         state.events["created on the shard of a primary"] += 1
+        if description.get("schema") not in (None, state.collections[primary]["description"].get("schema")):
+            state.events["created with an older schema than its primary"] += 1
     state.collections[name] = new_row(
         description=description,
         time_dependence=_time_dependence(state, new, description),

@@ -140,6 +140,7 @@ OUTCOMES = {
         "DEPENDENCY_MISSING",
         "INVALID_ARGUMENT",
         "OUTSIDE_WAREHOUSE",
+        "SCHEMA_INCOMPATIBLE",
         "STALE_COMMAND",
     ],
     "alter_table_desc": [
@@ -195,6 +196,7 @@ EVENTS = [
     "an undrop window passed",
     "an upper was closed",
     "created on the shard of a primary",
+    "created with an older schema than its primary",
     "member moved by its log",
     "the new id of an alter was dropped",
     "the old id of an alter was dropped",

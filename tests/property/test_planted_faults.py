@@ -172,6 +172,10 @@ def a_dependency_is_not_held(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(creating, "source_dependencies", lambda *_: iter(()))
 
 
+def any_schema_may_share_the_table_of_a_primary(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(creating.Registrar, "_check_schema", lambda *_: None)
+
+
 def a_claim_ignores_rows_that_are_still_there(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(shard_work, "_is_claimable", lambda *_: True)
     patch.setattr(shard_work, "_claimed", Draft.shard)  # or the program would notice by itself
@@ -197,6 +201,7 @@ FAULTS: list[Plant] = [
     a_failed_finalization_does_not_wait,
     an_altered_table_keeps_its_shard,
     a_dependency_is_not_held,
+    any_schema_may_share_the_table_of_a_primary,
     a_claim_ignores_rows_that_are_still_there,
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -114,6 +115,23 @@ def test_after_an_alteration_both_schemas_are_written_to_one_shard(spark: SparkS
         (6, 1, "c", 3, None),
         (7, 1, "c", 3, None),
     ]
+
+
+def test_whoever_shares_a_table_makes_it_as_its_owner_wants_it_and_changes_nothing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    older = {"id": "keys", "data_source": {"kind": "other"}, "schema": "k STRING", "primary": "orders"}
+    world = World(tmp_path).run(create({**ORDERS, "schema": "k STRING NOT NULL, v BIGINT"}, {**older, "schema": None}))
+    Writer(spark, "keys", root=world.root)
+    table = spark.read.format("delta").load(str(world.warehouse / "orders-1"))
+    assert table.dtypes == [("_time", "bigint"), ("_diff", "bigint"), ("k", "string"), ("v", "bigint")]
+    # An earlier controller has accepted any schema here.
+    described = json.dumps({**older, "schema": "k STRING NOT NULL, v BIGINT, extra INT"})
+    DeltaTable(f"{world.root}/state/collections").update({"description": f"'{described}'"}, predicate="id = 'keys'")
+    keys, version = Writer(spark, "keys", root=world.root), DeltaTable(str(world.warehouse / "orders-1")).version()
+    with pytest.raises(SchemaMismatch, match=r"columns \['extra'\], which the shard does not have"):
+        keys.append(spark.sql("SELECT 'a' AS k, 1L AS v, 1 AS extra"))
+    assert DeltaTable(str(world.warehouse / "orders-1")).version() == version == 0
 
 
 LOG = {"id": "log", "data_source": {"kind": "table"}, "schema": "n BIGINT"}
