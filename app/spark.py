@@ -1,12 +1,14 @@
 """The one way to a SparkSession, with Delta and the Kafka connector in it and its noise kept off the console."""
 
 import os
+import re
 import shutil
 import signal
 import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from py4j.java_gateway import JavaGateway
 from pyspark import SparkConf, SparkContext
@@ -20,6 +22,9 @@ LOGS = Path(".holdfast/logs")
 CONF = Path(__file__).resolve().parent.parent / "conf"
 LOGGING = CONF / "log4j2.properties"
 POOLS = CONF / "scheduler.xml"
+
+SECRETS: Final = r"(?i)secret|password|token|access[.]?key|account[.]?key|private[.]?key|[.]sas[.]"
+"""Settings with such names are in no list of processes and no log: Spark's own idea, and the keys of more stores."""
 
 # Settings that are lists: what the user asks for comes in addition to what we need.
 LISTS = {"spark.jars": ",", "spark.sql.extensions": ",", "spark.driver.extraJavaOptions": " "}
@@ -76,6 +81,7 @@ def _settings(*, local: bool, logs: Path) -> dict[str, str]:
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.session.timeZone": "UTC",
+        "spark.redaction.regex": SECRETS,
         # Beside Spark's own `url`: keys of object stores are in the options of our source, which plans show.
         "spark.sql.redaction.options.regex": "(?i)url|storage_options",
         "spark.scheduler.mode": "FAIR",  # a merge of a large shard must not keep the next command waiting
@@ -107,8 +113,11 @@ def _start(conf: SparkConf, *, local: bool, logs: Path) -> JavaGateway:
         os.environ["PYSPARK_PYTHON"] = sys.executable
     # `spark.pyspark.python` does not do it: only spark-submit looks at that, and the workers were without pyarrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # All that is given here is on the JVM's command line. What is left out gets there with the session.
+    public = SparkConf(loadDefaults=False)
+    public.setAll([(key, value) for key, value in conf.getAll() if not re.search(SECRETS, key)])
     with (logs / "spark.out").open("ab") as output:
         gateway: JavaGateway = launch_gateway(  # type: ignore[no-untyped-call]  # pyspark has no types here
-            conf, {"stdout": output, "stderr": output, "start_new_session": True}
+            public, {"stdout": output, "stderr": output, "start_new_session": True}
         )
         return gateway
