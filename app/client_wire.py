@@ -21,7 +21,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError, KafkaTimeoutError, MessageSizeTooLargeError, TopicAuthorizationFailedError
 
 from app.client_errors import HoldfastError, NotAnswering
-from app.kafka import KafkaOptionError, client_options, unreachable
+from app.kafka import KafkaOptionError, client_options, opened, unreachable
 
 log = logging.getLogger(__name__)
 
@@ -171,25 +171,27 @@ class Wire:
 
     def _open_producer(self) -> Any:
         request_ms = 10_000
-        return KafkaProducer(
+        return opened(
+            KafkaProducer,
             **{
                 "max_request_size": _MAX_REQUEST_BYTES,
                 "request_timeout_ms": request_ms,
                 "delivery_timeout_ms": request_ms + max(5_000, int(self._timeout_s * 1000)),
                 "max_block_ms": int(max(1.0, min(CONNECT_S, self._timeout_s)) * 1000),
                 **self._common,
-            }
+            },
         )
 
     def _listen(self) -> Any:
-        consumer = KafkaConsumer(
+        consumer = opened(
+            KafkaConsumer,
             **{
                 # Out of range means that the topic was made anew: whatever is there came after we began to listen.
                 "auto_offset_reset": "earliest",
                 "enable_auto_commit": False,
                 "group_id": None,
                 **self._common,
-            }
+            },
         )
         try:
             self._check_topics(consumer)

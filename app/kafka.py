@@ -101,6 +101,25 @@ def unreachable(servers: str) -> str | None:
     return f"No Kafka broker can be reached ({'; '.join(problems)})."
 
 
+def opened(kind: Any, **options: Any) -> Any:
+    """A consumer or producer of kafka-python; if it cannot connect, nothing of it is left over.
+
+    By itself it leaves a thread and five files each time, and who waits for a broker tries again and again.
+    """
+    made: list[Any] = []
+
+    def client(**settings: Any) -> Any:
+        made.append(kind.DEFAULT_CONFIG["kafka_client"](**settings))
+        return made[-1]
+
+    try:
+        return kind(kafka_client=client, **options)
+    except BaseException:
+        for each in made:
+            each.close()
+        raise
+
+
 def client_options(options: Mapping[str, Any], *, limit_s: float | None = None) -> dict[str, Any]:
     """The arguments for kafka-python's producers, consumers and admin clients; no request takes longer than that."""
     given = _texts(options)

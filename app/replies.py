@@ -10,7 +10,7 @@ from kafka import KafkaProducer
 from kafka.errors import KafkaError
 
 from app.config import KafkaConfig
-from app.kafka import REQUEST_LIMIT_S, client_options
+from app.kafka import REQUEST_LIMIT_S, client_options, opened
 from app.records import Reply
 
 CLOSE_LIMIT_S: Final = 1.0
@@ -30,7 +30,8 @@ class Replies:
         self._topic = kafka.replies_topic
         self._limit_s = limit_s
         limit_ms = int(limit_s * 1000)
-        self._producer = KafkaProducer(
+        self._producer = opened(
+            KafkaProducer,
             bootstrap_servers=bootstrap_servers,
             bootstrap_timeout_ms=int(connect_s * 1000),
             acks="all",
