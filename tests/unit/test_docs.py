@@ -6,15 +6,17 @@ import json
 import os
 import re
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
-from app.config import Config
+from app.config import Config, load_config
 from app.core.creating import MAX_LEVELS
 from app.core.errors import Code
 from app.core.holding import MAX_HOLD_ID
 from app.core.parameters import Parameters
 from app.core.schema import MAX_CHARACTERS
+from app.jars import spark_home
 from app.messages import COMMAND_TYPES, json_schema
 from app.protocol import MAX_IDS, MAX_MESSAGE_BYTES
 from app.simulate import Simulator
@@ -118,3 +120,16 @@ def test_every_link_between_the_pages_leads_somewhere() -> None:
     for page in [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CHANGELOG.md", *DOCS.glob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_configuration_for_a_cluster_fits_together() -> None:
+    file = ROOT / "conf" / "cluster.yaml"
+    config = load_config(file, environment=dict.fromkeys(re.findall(r"\$\{(\w+)\}", file.read_text()), "x"))
+    places = [config.root, *config.warehouse, config.streams.checkpoints]
+    (scheme,) = {urlsplit(place).scheme for place in places}
+    assert config.spark[f"spark.delta.logStore.{scheme}.impl"]
+    assert f"spark.hadoop.fs.{scheme}.endpoint.region" in config.spark
+    versions = dict(package.rsplit(":", 1) for package in str(config.spark["spark.jars.packages"]).split(","))
+    (hadoop,) = (spark_home() / "jars").glob("hadoop-client-api-*.jar")
+    assert hadoop.stem.removeprefix("hadoop-client-api-") == versions["org.apache.hadoop:hadoop-aws"]
+    assert versions["org.apache.hadoop:hadoop-aws"] in OPERATIONS.read_text()
