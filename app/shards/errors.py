@@ -67,7 +67,7 @@ class TableChanged(Conflict):
 
 
 class LockTimeout(ShardError):
-    """The lock of a local shard was not to be had in time."""
+    """The lock of a local shard was not to be had in time, or that which lets threads append one after the other."""
 
 
 class CommitUnknown(ShardError):

@@ -41,12 +41,12 @@ class _ThreadLock:
 
 
 @contextmanager
-def thread_lock(name: str, timeout_s: float) -> Iterator[None]:
-    """Excludes the other threads of this process that ask for the same name."""
+def thread_lock(name: str, timeout_s: float, too_long: str) -> Iterator[None]:
+    """Excludes the other threads of this process that ask for the same name. `too_long` is what a timeout says."""
     with _registry:
         ours = _threads.setdefault(name, _ThreadLock())
     if not ours.lock.acquire(timeout=timeout_s):
-        raise LockTimeout(_too_long(name, timeout_s))
+        raise LockTimeout(too_long)
     try:
         yield
     finally:
@@ -54,10 +54,21 @@ def thread_lock(name: str, timeout_s: float) -> Iterator[None]:
 
 
 @contextmanager
+def append_lock(location: str, timeout_s: float) -> Iterator[None]:
+    """One after the other: threads of one process that append at once would only make each other begin anew."""
+    too_long = (
+        f"Other threads of this process have been appending to {location} for {timeout_s:g} s, one at a time, and it "
+        "was not this one's turn. Nothing of it was appended: try again, or append with fewer threads."
+    )
+    with thread_lock(f"appends to {location}", timeout_s, too_long):
+        yield
+
+
+@contextmanager
 def file_lock(jvm: Any, table: Path, timeout_s: float) -> Iterator[None]:
     """Excludes every other process and thread that commits to the table in this directory."""
     deadline = time.monotonic() + timeout_s
-    with thread_lock(str(table), timeout_s):
+    with thread_lock(str(table), timeout_s, _too_long(table, timeout_s)):
         try:
             file = jvm.java.io.RandomAccessFile(str(table / NAME), "rw")
         except Py4JJavaError as error:
@@ -80,13 +91,13 @@ def _acquired(channel: Any, table: Path, deadline: float, timeout_s: float) -> A
     """Tried again and again: waiting inside the JVM could neither be limited nor interrupted."""
     while (lock := channel.tryLock()) is None:
         if time.monotonic() >= deadline:
-            raise LockTimeout(_too_long(str(table / NAME), timeout_s))
+            raise LockTimeout(_too_long(table, timeout_s))
         time.sleep(random.uniform(0.1, 1) * LONGEST_PAUSE_S)
     return lock
 
 
-def _too_long(name: str, timeout_s: float) -> str:
+def _too_long(table: Path, timeout_s: float) -> str:
     return (
-        f"The lock {name} was not free within {timeout_s:g} s: another process is committing to this shard, or hangs "
-        "in a commit. It becomes free by itself when that process ends; `fuser` names it."
+        f"The lock {table / NAME} was not free within {timeout_s:g} s: another process is committing to this "
+        "shard, or hangs in a commit. It becomes free by itself when that process ends; `fuser` names it."
     )

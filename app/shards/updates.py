@@ -22,7 +22,7 @@ from app.shards.columns import DIFF, TIME, checked, evolved, fitted, row_error, 
 from app.shards.commit_log import EPOCH, SINCE, UPPER
 from app.shards.errors import CommitUnknown, Conflict, InvalidBounds, SchemaMismatch, Sealed, UpperMismatch, WrongTable
 from app.shards.gateway import JVM_ERRORS
-from app.shards.lock import thread_lock
+from app.shards.lock import append_lock
 from app.shards.notes import Note, new_token
 from app.shards.transaction import LOCK_TIMEOUT_S, ShardTable, Transaction
 from app.state.errors import Fenced
@@ -145,8 +145,7 @@ class Updates:
         if TIME in names:
             raise SchemaMismatch("`append` gives the rows their `_time`: leave it out, or use `compare_and_append`.")
         with_diff = rows if DIFF in names else rows.withColumn(DIFF, sql.lit(1).cast(LongType()))
-        # Threads of one process that write at once would only make each other begin anew.
-        with thread_lock(f"appends to {self.table.location}", APPEND_WAIT_S):
+        with append_lock(self.table.location, APPEND_WAIT_S):
             upper = self.upper
             for _ in range(MOST_TIMES):
                 if upper == EMPTY:

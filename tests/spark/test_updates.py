@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sql
 
 from app.core.frontier import EMPTY, MAX_TIME_GIVEN
-from app.shards import transaction
+from app.shards import transaction, updates
 from app.shards.columns import shard_schema
 from app.shards.errors import (
     CommitUnknown,
@@ -399,3 +399,28 @@ def test_a_lock_that_is_held_too_long_is_an_error(spark: SparkSession, tmp_path:
     with shard.table.lock(), pytest.raises(LockTimeout, match=r"not free within 0.05 s"):
         impatient.advance_upper(0, 1)
     assert impatient.advance_upper(0, 1).upper == 1
+
+
+def test_who_waits_too_long_for_the_appends_of_other_threads_is_told_so(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = new_shard(spark, tmp_path)
+    monkeypatch.setattr(updates, "APPEND_WAIT_S", 0.05)
+    refused: list[LockTimeout] = []
+
+    def another() -> int:
+        """Called while the first append has its turn."""
+        if not refused:
+            thread = threading.Thread(target=lambda: refused.append(impatient()))
+            thread.start()
+            thread.join()
+        return 1
+
+    def impatient() -> LockTimeout:
+        with pytest.raises(LockTimeout, match=r"Other threads of this process .* Nothing of it was appended") as told:
+            shard.append(spark.sql("SELECT 'b' AS k, 2L AS v"))
+        return told.value
+
+    shard.append(spark.sql("SELECT 'a' AS k, 1L AS v"), now_ms=another)
+    assert "another process" not in str(refused[0])
+    assert content(spark, shard) == {("a", 1): 1}
