@@ -6,6 +6,7 @@
 # a SIGTERM ends the JVM and leaves Python behind without a word, so that no batch is finished and the exit code is
 # 143 instead of ours. This way signals reach the driver, and its exit code is that of this script.
 set -euo pipefail
+caller=$PWD
 cd "$(dirname "$0")"
 
 usage() {
@@ -16,7 +17,7 @@ Usage: ./spark-submit.sh [--config FILE] [--read-only] [--once]
 Runs the Holdfast controller: read holds, retention policies and safe drops for Delta Lake.
 Needs Python 3.10 or newer. The first run sets up .venv and fetches the jars; Java comes with it if there is none.
 
-  --config FILE   the configuration (conf/local.yaml)
+  --config FILE   the configuration, seen from where you are (conf/local.yaml of the repository)
   --read-only     follow the journal; run no query, write nothing
   --once          apply what is on the command topic now, then stop
   demo            show the life of a collection, in under two minutes
@@ -44,6 +45,28 @@ case "${1:-}" in
 esac
 for argument in "$@"; do
   case "$argument" in -h | --help) usage; exit 0 ;; esac
+done
+
+# We are in the repository now, and a relative FILE is meant from where we were called.
+from_caller() {
+  case "$1" in
+    /*) printf '%s' "$1" ;;
+    *) printf '%s' "$caller/$1" ;;
+  esac
+}
+is_file=no
+for argument in "$@"; do
+  shift
+  if [ "$is_file" = yes ]; then
+    argument="$(from_caller "$argument")"
+    is_file=no
+  else
+    case "$argument" in
+      --config) is_file=yes ;;
+      --config=*) argument="--config=$(from_caller "${argument#--config=}")" ;;
+    esac
+  fi
+  set -- "$@" "$argument"
 done
 
 source ./setup-venv.sh
