@@ -118,7 +118,9 @@ class Lake:
 
     def _writer(self, id: str) -> Writer:
         if id not in self._writers:
-            self._writers[id] = Writer(self._spark, id, root=self._root, timeout_s=LIMIT_S)
+            # The reply that it was created comes before the tables say so.
+            seq = self._client.seq
+            self._writers[id] = Writer(self._spark, id, root=self._root, at_least=seq, timeout_s=LIMIT_S)
         return self._writers[id]
 
     def state(self) -> State:
