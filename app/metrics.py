@@ -188,7 +188,7 @@ def _lags(state: State, now: int) -> Iterator[GaugeMetricFamily]:
     ids = nsmallest(MOST_COLLECTIONS, state.collections)
     upper = GaugeMetricFamily(
         "holdfast_upper_lag_seconds",
-        "How far the upper is behind the clock, where it follows it.",
+        "How far the upper is behind the clock, where it follows it, of live collections.",
         labels=["collection"],
     )
     since = GaugeMetricFamily(
@@ -200,7 +200,7 @@ def _lags(state: State, now: int) -> Iterator[GaugeMetricFamily]:
         collection = state.collections[id]
         if collection.upper in (ZERO, EMPTY):
             continue
-        if collection.time_dependence is not None:
+        if collection.time_dependence is not None and not collection.dropped:  # nobody need write to it any more
             upper.add_metric([id], (now - collection.upper) / 1000)
         if collection.description.timeline == DEFAULT_TIMELINE:
             since.add_metric([id], max(0, collection.upper - collection.since) / 1000)

@@ -64,6 +64,11 @@ def test_lags_are_those_of_the_state() -> None:
     assert values("holdfast_history_seconds", {"collection": "t"}) == 9.999
     assert values("holdfast_history_seconds", {"collection": "count"}) is None, "its times are no milliseconds"
     assert values("holdfast_shards", {"state": "live"}) == 4
+    made.acquire_read_holds(6, command_id="c", collections=["t"], at=None, holder="h")
+    made.drop_collections(7, ["t", "v"])
+    values = metrics_of(made, now=12_500).registry.get_sample_value
+    assert values("holdfast_upper_lag_seconds", {"collection": "t"}) is None, "nobody need write to it any more"
+    assert values("holdfast_history_seconds", {"collection": "t"}) == 9.999, "it is held, and keeps its history"
 
 
 def test_the_state_is_counted() -> None:
