@@ -20,11 +20,10 @@ from pyspark.sql.types import (
 from app.client_errors import InvalidUsage
 from app.reading.errors import MANY
 from app.reading.planning import Plan
-from app.shards.columns import DIFF, TIME, quoted, shard_schema, stored
+from app.shards.columns import DIFF, TIME, holds, quoted, shard_schema, stored
+from app.shards.settings import lenient_setting
 
 _TOO_OLD: Final = "DELTA_UNSUPPORTED_TIME_TRAVEL_BEYOND_DELETED_FILE_RETENTION_DURATION"
-# With these, Spark leaves out what it cannot read, and says nothing.
-_LENIENT: Final = ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles")
 
 
 class VersionTooOld(Exception):
@@ -81,11 +80,8 @@ def at_time(counted: DataFrame, time: int, count: str) -> DataFrame:
 
 
 def _load(spark: SparkSession, location: str, version: int) -> DataFrame:
-    for setting in _LENIENT:
-        if (spark.conf.get(setting) or "").strip().lower() == "true":
-            raise InvalidUsage(
-                f"With {setting} Spark leaves out what it cannot read: such a read is not exact. Unset it."
-            )
+    if (setting := lenient_setting(spark)) is not None:
+        raise InvalidUsage(f"With {setting} Spark leaves out what it cannot read: such a read is not exact. Unset it.")
     try:
         return spark.read.format("delta").option("versionAsOf", version).load(location)
     except AnalysisException as error:
@@ -127,7 +123,7 @@ def _as(there: StructField | None, wanted: StructField) -> Column:
 
 def _comparable(value: Column, type: DataType) -> Column:
     """The same value, with the entries of maps in their order: maps themselves cannot be compared."""
-    if not _has(MapType, type):
+    if not holds(MapType, type):
         return value
     match type:
         case MapType():
@@ -149,7 +145,7 @@ def _comparable(value: Column, type: DataType) -> Column:
 def _summable(rows: DataFrame) -> list[str]:
     """The data columns, if rows can be told apart by them."""
     for field in rows.schema.fields:
-        if _has(VariantType, field.dataType):
+        if holds(VariantType, field.dataType):
             raise InvalidUsage(
                 f"The column {field.name!r} is a VARIANT, and of two such values nobody knows whether they are equal: "
                 "rows cannot be summed. Read the updates as they are, with snapshot_and_stream."
@@ -163,17 +159,3 @@ def _column(name: str) -> Column:
 
 def _same(one: DataType, other: DataType) -> bool:
     return one.simpleString().lower() == other.simpleString().lower()
-
-
-def _has(kind: type[DataType], type: DataType) -> bool:
-    match type:
-        case _ if isinstance(type, kind):
-            return True
-        case ArrayType():
-            return _has(kind, type.elementType)
-        case MapType():
-            return _has(kind, type.keyType) or _has(kind, type.valueType)
-        case StructType():
-            return any(_has(kind, field.dataType) for field in type.fields)
-        case _:
-            return False

@@ -156,6 +156,20 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+def holds(kind: type[DataType], type: DataType) -> bool:
+    """Whether a type is, or contains, one of a kind."""
+    match type:
+        case ArrayType():
+            inner: Sequence[DataType] = [type.elementType]
+        case MapType():
+            inner = [type.keyType, type.valueType]
+        case StructType():
+            inner = [field.dataType for field in type.fields]
+        case _:
+            inner = []
+    return isinstance(type, kind) or any(holds(kind, each) for each in inner)
+
+
 def _lenient(columns: Sequence[Described]) -> list[Described]:
     """Without NOT NULL at any depth: whether nulls are there is checked row by row, when they are written."""
     return [Described(column.name, _lenient_type(column.type), True) for column in columns]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,9 +24,9 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
-from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StructType, VariantType
+from pyspark.sql.types import LongType, MapType, StructType, VariantType
 
-from app.shards.columns import DIFF, TIME, quoted
+from app.shards.columns import DIFF, TIME, holds, quoted
 from app.shards.commit_log import EPOCH
 from app.shards.file_actions import add_files, check_statistics, read, rearranged, removed
 from app.shards.merge_plan import FRACTION, File, Plan, merge_target, plan
@@ -117,11 +117,11 @@ def _summed(source: DataFrame, schema: StructType, found: Plan, file_bytes: int)
     number = _number_of_files(found.bytes, file_bytes)
     old, data = source.where(sql.col(TIME) <= found.to), schema.fields[2:]
     keys = [sql.col(quoted(field.name)) for field in data]
-    if any(_holds(VariantType, field.dataType) for field in data):
+    if any(holds(VariantType, field.dataType) for field in data):
         summed = old.where(sql.col(DIFF) != 0).coalesce(number)
     else:
         # Spread over as many tasks as there shall be files. Maps cannot be hashed; the other columns have to do.
-        spread = [key for key, field in zip(keys, data, strict=True) if not _holds(MapType, field.dataType)]
+        spread = [key for key, field in zip(keys, data, strict=True) if not holds(MapType, field.dataType)]
         ready = old.repartition(number, *spread) if spread else old
         summed = ready.groupBy(*keys).agg(sql.sum(DIFF).alias(DIFF)).where(sql.col(DIFF) != 0)
         summed = summed if spread else summed.repartition(number)
@@ -133,20 +133,6 @@ def _summed(source: DataFrame, schema: StructType, found: Plan, file_bytes: int)
 
 def _number_of_files(size: int, file_bytes: int) -> int:
     return max(1, math.ceil(size / file_bytes))
-
-
-def _holds(kind: type[DataType], type: DataType) -> bool:
-    """Whether a type is, or contains, one of a kind."""
-    match type:
-        case ArrayType():
-            inner: Sequence[DataType] = [type.elementType]
-        case MapType():
-            inner = [type.keyType, type.valueType]
-        case StructType():
-            inner = [field.dataType for field in type.fields]
-        case _:
-            inner = []
-    return isinstance(type, kind) or any(_holds(kind, each) for each in inner)
 
 
 def _bytes(files: Iterable[Any]) -> int:
