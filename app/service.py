@@ -182,12 +182,17 @@ class Service:
             queries.check()  # before the other one is stopped, which it would report as if it were the cause
             if not once and not self._stop.is_set():
                 raise QueryEnded("A query ended, though nobody has asked it to, and it says of no failure.")
+            self._take_no_more()
         finally:
-            if self._stop.is_set() or once:
-                self.work.stop()
-                self.controller.stop_taking_batches()
+            if self._stop.is_set():  # not after a failure: the next life goes on, also with `once`
+                self._take_no_more()
             patience_s = _STOPPING_S if self._stop.is_set() else max(_SHORTEST_STOP_S, self._limits_s()[1])
             queries.end(patience_s=patience_s)
+
+    def _take_no_more(self) -> None:
+        """For good: there is no way back from here."""
+        self.work.stop()
+        self.controller.stop_taking_batches()
 
     @contextmanager
     def _own_topics(self) -> Iterator[Topics]:

@@ -25,10 +25,11 @@ from app.clock import wall_ms
 from app.config import Config
 from app.controller import Controller
 from app.records import Record, Topic
-from app.service import EXIT_BROKEN, EXIT_GAVE_UP, EXIT_USAGE, Service
+from app.service import EXIT_BROKEN, EXIT_GAVE_UP, EXIT_OK, EXIT_USAGE, Service
 from app.state.errors import OutcomeUnknown
 from app.state.tables import Tables
-from tests.e2e.harness import Line, Process, Running, by, config_under, encoded, wait_until
+from app.topics import Topics
+from tests.e2e.harness import Client, Line, Process, Running, by, config_under, encoded, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -126,6 +127,32 @@ def test_a_merge_that_fails_once_is_made_good(
         running.ask(create("c3", "events"))
         assert by("id", running.table("collections")).keys() == {"orders", "users", "events"}
         assert running.controller.epoch == 1
+
+
+def test_what_fails_once_and_passes_does_not_end_once_before_its_time(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = []
+    apply = Controller.apply
+
+    def failing(controller: Controller, *args: Any) -> Any:
+        if not failures:
+            failures.append(OutcomeUnknown("the store is away for a moment"))
+            raise failures[0]
+        return apply(controller, *args)
+
+    monkeypatch.setattr(Controller, "apply", failing)
+    config = config_under(tmp_path, broker.bootstrap_servers)
+    topics = Topics(config.kafka, broker.bootstrap_servers)
+    topics.ensure()
+    topics.close()
+    client = Client(config)
+    client.send(create("c1", "orders"))
+    assert Service(config, spark, broker.bootstrap_servers).run(once=True) == EXIT_OK
+    assert failures
+    (reply,) = client.answers("c1", limit_s=10)
+    assert reply["status"] == "ok"
+    client.close()
 
 
 def test_a_query_that_does_not_end_in_time_is_left_behind_and_another_one_goes_on(
