@@ -28,7 +28,7 @@ from app.demo_lake import Lake, Unexpected
 from app.demo_story import Story
 from app.java import QUICK_START
 from app.service import EXIT_GAVE_UP, EXIT_OK, Service, broker
-from app.spark import LOGS, session
+from app.spark import LOGS, session, stop
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ def _play(root: Path) -> None:
             with _running(service), Holdfast(bootstrap_servers, root=config.root, timeout=REPLY_LIMIT_S) as client:
                 Story(client, Lake(spark, client, config.root)).tell()
         finally:
-            spark.stop()
+            stop(spark)
 
 
 @contextmanager

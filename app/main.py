@@ -19,7 +19,7 @@ from app.follower import Follower, StateGone
 from app.kafka import KafkaOptionError, addresses, client_options, java_options
 from app.metrics import Metrics, PortTaken, StateMetrics
 from app.service import EXIT_BROKEN, EXIT_GAVE_UP, EXIT_OK, EXIT_USAGE, Service, broker, handle_signals
-from app.spark import session
+from app.spark import session, stop
 from app.state.errors import NewerFormat, StateMissing
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ examples:
   MASTER=spark://host:7077 ./spark-submit.sh --config conf/cluster.yaml
 
 exit codes: 0 stopped as asked, 2 usage or configuration, 3 another controller took over,
-            4 a broken invariant, 5 storage or Kafka gone for longer than `give_up_after`
+            4 a broken invariant, 5 storage or Kafka gone for longer than `give_up_after`, or Spark's JVM ended
 """
 
 
@@ -87,7 +87,7 @@ def _serve(config: Config, *, once: bool) -> int:
             with service.controller.metrics.serving(config.metrics.port) as port:
                 return service.run(once=once, on_ready=lambda: _welcome(config, bootstrap_servers, service, port))
         finally:
-            spark.stop()
+            stop(spark)
 
 
 def _check_kafka(config: Config) -> None:

@@ -83,12 +83,12 @@ class Queries:
         to be closed. A query that is left behind does no harm: it begins no batch, and one that it has in hand finds
         in the journal what was applied already.
         """
-        self._spark.conf.set("spark.sql.streaming.stopTimeout", str(int(patience_s * 1000)))
         for name, query in self._running.items():
             try:
+                self._spark.conf.set("spark.sql.streaming.stopTimeout", str(int(patience_s * 1000)))
                 query.stop()
-            except JVM_ERRORS as error:
-                log.warning("a query did not end within %.0f s query=%s: %s", patience_s, name, first_line(error))
+            except (*JVM_ERRORS, OSError) as error:  # OSError: there is no JVM any more
+                log.warning("a query did not end, limit_s=%.0f query=%s: %s", patience_s, name, first_line(error))
         self._commands.remove_checkpoint()
         self._frontiers.remove_checkpoint()
 

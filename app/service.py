@@ -1,7 +1,7 @@
 """The application: starts everything, supervises it, stops it, and says with its exit code how it ended.
 
 0 stopped as asked · 2 usage or configuration · 3 another controller took over · 4 a broken invariant · 5 storage or
-Kafka were gone for longer than `give_up_after`.
+Kafka were gone for longer than `give_up_after`, or the JVM has ended.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from app.kafka import REQUEST_LIMIT_S
 from app.operations import ShardOperations
 from app.queries import Queries
 from app.replies import Replies
+from app.spark import jvm_has_ended
 from app.state.errors import Fenced, NewerFormat, UnsafeStore
 from app.topics import Topics
 from app.work import Work
@@ -49,6 +50,10 @@ _LONGEST_PAUSE_S: Final = 10.0
 _STOPPING_S: Final = 60.0
 """For the batch in hand, when we are asked to stop."""
 _SHORTEST_STOP_S: Final = 5.0
+_NO_JVM: Final = (
+    "the JVM in which Spark ran has ended, and this process cannot have another; nothing is lost, start the controller "
+    "again. Why it ended may be in spark.out; if it was for want of memory, raise `spark.driver.memory`"
+)
 
 
 class QueryEnded(Exception):
@@ -115,9 +120,13 @@ class Service:
         if isinstance(error, BrokenInvariant | Corrupt):
             log.critical("halted, the state breaks a rule; nothing more is touched: %s", error)
             return EXIT_BROKEN
-        if self._left_s() <= 0:
+        without_jvm = jvm_has_ended()
+        if without_jvm or self._left_s() <= 0:
             if self._booted and (successor := self._successor()) is not None:
                 return self._exit_code(successor)  # we may have slept through all of it
+            if without_jvm:
+                log.error("gave up, %s: %s", _NO_JVM, _sentence(error))
+                return EXIT_GAVE_UP
             gone_s = time.monotonic() - self._last_progress
             log.error("gave up, nothing worked for %.0f s: %s", gone_s, _sentence(error))
             return EXIT_GAVE_UP

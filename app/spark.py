@@ -1,9 +1,11 @@
 """The one way to a SparkSession, with Delta and the Kafka connector in it and its noise kept off the console."""
 
+import logging
 import os
 import re
 import shutil
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Mapping
@@ -17,6 +19,8 @@ from pyspark.sql import SparkSession
 
 from app.jars import spark_home, spark_jars
 from app.java import java_home
+
+log = logging.getLogger(__name__)
 
 LOGS = Path(".holdfast/logs")
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -64,6 +68,32 @@ def session(
     if not local:
         spark.sparkContext.addPyFile(str(_zip_of_app(logs)))
     return spark
+
+
+def jvm_has_ended() -> bool:
+    """Whether the JVM that this process had is gone. It gets no other one: all that there is of Spark belongs to it."""
+    gateway = SparkContext._gateway
+    if gateway is None:
+        return False
+    process = getattr(gateway, "proc", None)
+    if process is not None:
+        return process.poll() is not None
+    parameters = gateway.gateway_parameters  # it is our parent, under Spark's own spark-submit
+    try:
+        socket.create_connection((parameters.address, parameters.port), timeout=1).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def stop(spark: SparkSession) -> None:
+    """Whatever goes wrong with that must not hide how we ended: if the JVM is gone, every call into it fails."""
+    try:
+        spark.stop()
+    except Exception as error:  # noqa: BLE001 - see above
+        log.warning("Spark did not stop as it should: %s: %s", type(error).__name__, error)
 
 
 def _zip_of_app(directory: Path) -> Path:

@@ -102,6 +102,24 @@ def test_a_process_that_never_finds_its_kafka_exits_with_5(tmp_path: Path) -> No
         assert "gave up, nothing worked for" in process.output
 
 
+def test_a_controller_whose_jvm_is_gone_says_so_and_exits_with_5_at_once(
+    broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    config = config_under(tmp_path, broker.bootstrap_servers)  # it would try for two minutes
+    with Process(config, tmp_path / "process") as process:
+        process.wait_for_output("Holdfast is running")
+        (jvm,) = children(process.pid)
+        os.kill(jvm, signal.SIGKILL)
+        assert process.wait_for_exit(30) == EXIT_GAVE_UP
+        assert "gave up, the JVM in which Spark ran has ended" in process.output
+    assert not list(Path(config.streams.checkpoints).iterdir())
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
 def test_a_merge_that_fails_once_is_made_good(
     spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
