@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from app.clock import wall_ms
@@ -41,6 +41,10 @@ class AppliedTopics:
             for key, next_offset in self._offsets.items()
             if key.startswith(prefix)
         }
+
+    def go_on_at(self, topic: Topic, offsets: Mapping[int, int]) -> None:
+        """Per partition, the offset of the next record to apply: whatever has a lesser one counts as applied."""
+        self._offsets.update({f"{topic.id}/{partition}": offset for partition, offset in offsets.items()})
 
     def apply(self, topic: Topic, records: Sequence[Record], *, now: int) -> Batch:
         """In the order of partition and offset, with one reading of the clock."""

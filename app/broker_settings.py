@@ -11,6 +11,8 @@ controller.listener.names=CONTROLLER
 controller.quorum.voters=1@{host}:{controller_port}
 log.dirs={logs}
 auto.create.topics.enable=false
+# Every record is on disk before it is acknowledged, for no other broker has it. It costs a millisecond or less.
+log.flush.interval.messages=1
 message.max.bytes={message_max_bytes}
 offsets.topic.num.partitions=1
 offsets.topic.replication.factor=1

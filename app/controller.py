@@ -29,7 +29,7 @@ from app.core.state import State
 from app.failpoints import reach
 from app.maintenance import Maintenance
 from app.metrics import Metrics, Question, StateMetrics
-from app.records import Record, Reply, Topic, recorded_reply, reply_to, rows_of
+from app.records import Record, Reply, Topic, offset_rows, recorded_reply, reply_to, rows_of
 from app.shards.registering import found_at
 from app.state.entries import JournalRow
 from app.state.errors import Fenced
@@ -143,6 +143,17 @@ class Controller:
         """Per partition of this topic, the offset of the first record that has not been applied."""
         with self._lock:
             return self._topics.offsets(topic)
+
+    def go_on_at(self, topic: Topic, offsets: Mapping[int, int]) -> None:
+        """Kafka does not have what comes after the last applied record: these are the offsets to go on at.
+
+        At an offset that is set back comes another record than the one that was applied there. The table `commands`
+        keeps both rows only if it has the first before the second is journalled, for of one place the newest row waits.
+        """
+        self._writer.wait_for(self.seq)
+        with self._changing() as now:
+            self._write({}, origin="offsets", extra=offset_rows(topic, offsets), now=now)
+            self._topics.go_on_at(topic, offsets)
 
     def apply(self, topic: Topic, records: Sequence[Record]) -> list[Reply]:
         """Applies a batch in the order of partition and offset: one entry, and then these replies are to be sent."""

@@ -56,9 +56,15 @@ class Metrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self.expired_commands = Gauge(
+        self.expired_commands = Counter(
             "holdfast_expired_commands",
-            "Records that Kafka had deleted before they were applied, when query 1 began.",
+            "Records that Kafka had deleted before they were applied.",
+            ["partition"],
+            registry=registry,
+        )
+        self.lost_records = Counter(
+            "holdfast_lost_records",
+            "Applied records, the newest of the topic, that Kafka has lost.",
             ["partition"],
             registry=registry,
         )

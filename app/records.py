@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from app import protocol
@@ -42,8 +42,12 @@ def rows_of(topic: Topic, done: Sequence[tuple[Record, Outcome]]) -> list[Journa
         command_row(topic.id, CommandRow(topic.name, record.partition, record.offset, outcome.image))
         for record, outcome in done
     ]
-    ends = {record.partition: record.offset + 1 for record, _ in done}
-    return rows + [offset_row(topic.id, partition, end) for partition, end in sorted(ends.items())]
+    return rows + offset_rows(topic, {record.partition: record.offset + 1 for record, _ in done})
+
+
+def offset_rows(topic: Topic, ends: Mapping[int, int]) -> list[JournalRow]:
+    """How far each of these partitions is done."""
+    return [offset_row(topic.id, partition, end) for partition, end in sorted(ends.items())]
 
 
 def reply_to(record: Record, outcome: Outcome, topic: Topic, *, seq: int, epoch: int) -> Reply:

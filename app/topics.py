@@ -93,18 +93,21 @@ class Topics:
         (described,) = self._admin.describe_topics([self._kafka.commands_topic])
         return sorted(partition["partition_index"] for partition in described["partitions"])
 
-    def firsts(self) -> dict[int, int]:
-        """Per partition of the command topic, the offset of the first record that Kafka still has."""
-        return self._offsets(OffsetSpec.EARLIEST)
+    def bounds(self) -> dict[int, tuple[int, int]]:
+        """Per partition of the command topic, the offsets of the first record that Kafka has, and after the last one.
+
+        The last one that is committed: nothing after it is read before it is.
+        """
+        firsts, ends = self._offsets(OffsetSpec.EARLIEST), self._offsets(OffsetSpec.LATEST)
+        self.commands()  # still the same one: so these are its bounds
+        return {partition: (first, ends[partition]) for partition, first in firsts.items()}
 
     def ends(self) -> dict[int, int]:
         """Per partition of the command topic, the offset after its last committed record.
 
         Partitions with no record are left out: one whose records have all expired does not begin at 0.
         """
-        first, end = self.firsts(), self._offsets(OffsetSpec.LATEST)
-        self.commands()  # still the same one: so these are its ends
-        return {partition: offset for partition, offset in end.items() if offset > first[partition]}
+        return {partition: end for partition, (first, end) in self.bounds().items() if end > first}
 
     def _offsets(self, which: int) -> dict[int, int]:
         name = self._kafka.commands_topic

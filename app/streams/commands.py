@@ -11,6 +11,7 @@ import json
 import logging
 import shutil
 import uuid
+from collections.abc import Mapping
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -90,25 +91,44 @@ class CommandStream:
         return options | {f"kafka.{name}": value for name, value in given.items()}
 
     def _starting_offsets(self, topic: Topic) -> dict[str, int]:
-        """Where the journal says; but where Kafka has deleted what comes there, with what it still has.
+        """Where the journal says; but where Kafka does not have what comes there, with what it has.
 
-        Without this, the query would fail for ever, and nothing would bring these records back. Inside a running query
-        it is an error (`failOnDataLoss`), so that it comes here.
+        Without this, the query would fail for ever, and nothing would bring these records back; or, once the topic has
+        grown beyond that offset again, it would take new commands for ones that were applied. Inside a running query it
+        is an error (`failOnDataLoss`), so that it comes here.
         """
-        applied = self._controller.offsets(topic)
-        start = {}
-        for partition, first in self._topics.firsts().items():
-            offset = applied.get(partition, EARLIEST)
-            expired = max(0, first - offset) if partition in applied else 0
-            self._controller.metrics.expired_commands.labels(str(partition)).set(expired)
-            if expired:
+        applied, start = self._controller.offsets(topic), dict[int, int]()
+        expired, lost = dict[int, int](), dict[int, int]()
+        for partition, (first, end) in self._topics.bounds().items():
+            offset = applied.get(partition)
+            start[partition] = EARLIEST if offset is None else min(max(offset, first), end)
+            expired[partition] = 0 if offset is None else max(0, first - offset)
+            lost[partition] = 0 if offset is None else max(0, offset - end)
+        if moved := {partition: at for partition, at in start.items() if at != applied.get(partition, EARLIEST)}:
+            self._controller.go_on_at(topic, moved)
+        self._say_missing(topic, start, expired, lost)
+        return {str(partition): offset for partition, offset in start.items()}
+
+    def _say_missing(
+        self, topic: Topic, start: Mapping[int, int], expired: Mapping[int, int], lost: Mapping[int, int]
+    ) -> None:
+        metrics = self._controller.metrics
+        for partition, at in start.items():
+            metrics.expired_commands.labels(str(partition)).inc(expired[partition])
+            metrics.lost_records.labels(str(partition)).inc(lost[partition])
+            if number := expired[partition]:
                 log.error(
                     "Kafka deleted up to %d records before they were applied; it goes on after them. Keep records of "
                     "the command topic for longer than the controller may be away. topic=%s partition=%d offsets=%d-%d",
-                    *(expired, topic.name, partition, offset, first - 1),
+                    *(number, topic.name, partition, at - number, at - 1),
                 )
-            start[str(partition)] = first if expired else offset
-        return start
+            if number := lost[partition]:
+                log.error(
+                    "Kafka has lost the newest %d records that were applied: a broker lost power, or an election was "
+                    "unclean. What they did stays. Commands after them are lost too: who has no reply must send again. "
+                    "It goes on at the end of the topic. topic=%s partition=%d offsets=%d-%d",
+                    *(number, topic.name, partition, at, at + number - 1),
+                )
 
     def _new_checkpoint(self, topic: Topic) -> str:
         run = f"commands-{self._controller.epoch}-{topic.id[:12]}-{uuid.uuid4().hex[:8]}"

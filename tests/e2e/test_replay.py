@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 STATE = ("collections", "holds", "shards", "commands")
+PARTITION = {"partition": "0"}
 
 
 def create(id_: str, *collections: str) -> dict[str, Any]:
@@ -222,11 +224,57 @@ def test_after_kafka_has_deleted_what_was_not_applied_it_goes_on_and_says_so(
     with Running(config, spark) as running:
         running.wait_for_replies(3)  # to c1 twice, and to the one that is left
         assert by("hold", running.table("holds")).keys() == {"lost2/orders"}
-        expired = running.controller.metrics.registry.get_sample_value("holdfast_expired_commands", {"partition": "0"})
+        expired = running.controller.metrics.registry.get_sample_value("holdfast_expired_commands_total", PARTITION)
         assert expired == 2
         assert "Kafka deleted up to 2 records before they were applied" in caplog.text
         (reply,) = running.ask(acquire("h1", "orders"))
         assert reply["status"] == "ok"
+
+
+def lose_tail(own: EmbeddedBroker, topic: str, *, size: int) -> None:
+    """As a loss of power does it: of the partition's file only the beginning is on disk."""
+    own.kill()
+    os.truncate(segment(own, topic), size)
+    own.start()
+
+
+def segment(own: EmbeddedBroker, topic: str) -> Path:
+    return own.data / "logs" / f"{topic}-0" / f"{0:020d}.log"
+
+
+def test_after_kafka_has_lost_what_was_applied_last_new_commands_are_applied_in_its_place(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with EmbeddedBroker(tmp_path / "kafka") as own:
+        config = config_under(tmp_path, own.bootstrap_servers)
+        topic = config.kafka.commands_topic
+        with Running(config, spark) as running:
+            lost = running.controller.metrics.registry.get_sample_value
+            running.ask(create("c1", "orders"))
+            size = segment(own, topic).stat().st_size
+            running.ask(acquire("h1", "orders"))
+            running.ask(acquire("h2", "orders"))
+            assert segment(own, topic).stat().st_size > size
+            running.close()  # Kafka refuses a producer whose records it has lost
+            # Under a running controller,
+            lose_tail(own, topic, size=size)
+            wait_until(lambda: lost("holdfast_lost_records_total", PARTITION) == 2, "it goes on where the topic ends")
+            (reply,) = running.ask(acquire("n1", "orders"), limit_s=60)
+            assert reply["status"] == "ok"
+            assert "Kafka has lost the newest 2 records that were applied" in caplog.text
+        # and between two lives.
+        lose_tail(own, topic, size=size)
+        with Running(config, spark) as running:
+            replies = running.ask(acquire("n2", "orders"), acquire("n3", "orders"), limit_s=60)
+            assert [reply["status"] for reply in replies] == ["ok", "ok"]
+            assert running.controller.metrics.registry.get_sample_value("holdfast_lost_records_total", PARTITION) == 1
+            held = {f"{id_}/orders" for id_ in ("h1", "h2", "n1", "n2", "n3")}
+            assert by("hold", running.table("holds")).keys() == held
+            # Each has a row, also where another one was before.
+            rows = by("id", running.table("commands"))
+            assert {id_: row["offset"] for id_, row in rows.items()} == {
+                "c1": 0, "h1": 1, "h2": 2, "n1": 1, "n2": 1, "n3": 2,
+            }  # fmt: skip
 
 
 @pytest.mark.parametrize("records", [4, 2])
