@@ -47,7 +47,10 @@ class Stopping(Exception):
 
 
 class MemoryInDoubt(Exception):
-    """Memory is ahead of the journal, or may be: nothing is done until `recover` has read the truth."""
+    """Memory is ahead of the journal, or may be: nothing is done until `recover` has read the truth.
+
+    Its cause is what left it so. That may have been in another thread, and this one is the first to be heard.
+    """
 
 
 class Controller:
@@ -67,7 +70,7 @@ class Controller:
         self._lock = threading.RLock()
         self._stopping = False
         self._applied_until = 0  # everything on the topic at this time has been applied
-        self._in_doubt = False  # memory may be ahead of the journal
+        self._doubt: BaseException | None = None  # why memory may be ahead of the journal
         self._touched: set[str] = set()
 
     # Boot.
@@ -100,7 +103,7 @@ class Controller:
             epoch = self.epoch
             check_booted_last(self._take_up().controller, self.instance, epoch)
             self._writer.start()  # if a failed merge ended the last one
-            self._in_doubt = False
+            self._doubt = None
 
     def _take_up(self) -> Recovered:
         recovered = recover(self._journal, self._tables, now_ms=wall_ms())
@@ -287,15 +290,18 @@ class Controller:
         """The time of a change. Whatever is raised before its entry is written leaves memory ahead of the truth."""
         with self._lock:
             self._check_usable()
-            self._in_doubt = True
-            yield self._clock.now()
-            self._in_doubt = False
+            try:
+                yield self._clock.now()
+            except BaseException as error:
+                self._doubt = error
+                raise
 
     def _check_usable(self) -> None:
         if self._stopping:
             raise Stopping
-        if self._in_doubt:
-            raise MemoryInDoubt("An entry failed; the state has to be read back before anything else.")
+        if self._doubt is not None:
+            text = "An entry failed; the state has to be read back before anything else."
+            raise MemoryInDoubt(text) from self._doubt
 
     # The journal.
 

@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 
 from app.broker import EmbeddedBroker
 from app.config import Config
-from app.controller import Controller, Stopping
+from app.controller import Controller, MemoryInDoubt, Stopping
 from app.core.errors import BrokenInvariant, Corrupt
 from app.heartbeat import Heartbeat
 from app.kafka import REQUEST_LIMIT_S
@@ -94,7 +94,8 @@ class Service:
                 break
             except Stopping:
                 break
-            except Exception as error:  # noqa: BLE001 - whatever it is: it is told apart below, and nothing is lost
+            except Exception as first:  # noqa: BLE001 - whatever it is: it is told apart below, and nothing is lost
+                error = _cause(first)
                 self._memory_in_doubt = True
                 if self._stop.is_set():  # stopping interrupts what the query waits for, and that is no failure
                     break
@@ -258,6 +259,12 @@ class Service:
         self.controller.close()
         if (failure := self.controller.failure) is not None:
             log.warning("the tables are behind the journal; the next boot brings them up: %s", _sentence(failure))
+
+
+def _cause(error: Exception) -> Exception:
+    """What left memory in doubt, instead of that it is."""
+    cause = error.__cause__
+    return cause if isinstance(error, MemoryInDoubt) and isinstance(cause, Exception) else error
 
 
 def _sentence(error: BaseException) -> str:

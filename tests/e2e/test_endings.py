@@ -23,12 +23,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 from app.broker import EmbeddedBroker
 from app.clock import wall_ms
 from app.config import Config
-from app.controller import Controller
+from app.controller import Controller, MemoryInDoubt
 from app.records import Record, Topic
 from app.service import EXIT_BROKEN, EXIT_GAVE_UP, EXIT_OK, EXIT_USAGE, Service
 from app.state.errors import OutcomeUnknown
+from app.state.journal import Journal
 from app.state.tables import Tables
+from app.streams.commands import CommandStream
 from app.topics import Topics
+from app.work import Work
 from tests.e2e.harness import Client, Line, Process, Running, by, config_under, encoded, wait_until
 
 if TYPE_CHECKING:
@@ -171,6 +174,48 @@ def test_what_fails_once_and_passes_does_not_end_once_before_its_time(
     (reply,) = client.answers("c1", limit_s=10)
     assert reply["status"] == "ok"
     client.close()
+
+
+def test_why_an_entry_failed_is_said_also_when_the_work_on_shards_is_the_first_to_notice(
+    spark: SparkSession,
+    broker: EmbeddedBroker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    noticed = threading.Event()
+    failures: list[OutcomeUnknown] = []
+    append, process, tick = Journal.append, CommandStream._process, Work.tick
+
+    def failing(journal: Journal, *, origin: str, **named: Any) -> int:
+        if origin == "commands" and not failures:
+            failures.append(OutcomeUnknown("No space left on device"))
+            raise failures[0]
+        return append(journal, origin=origin, **named)
+
+    def slow(stream: CommandStream, frame: Any) -> None:
+        try:
+            process(stream, frame)
+        except OutcomeUnknown:
+            assert noticed.wait(30)
+            raise
+
+    def noticing(work: Work) -> None:
+        try:
+            tick(work)
+        except MemoryInDoubt:
+            noticed.set()
+            raise
+
+    monkeypatch.setattr(Journal, "append", failing)
+    monkeypatch.setattr(CommandStream, "_process", slow)
+    monkeypatch.setattr(Work, "tick", noticing)
+    config = config_under(tmp_path, broker.bootstrap_servers, heartbeat_ms=3_600_000)
+    with Running(config, spark) as running:
+        (reply,) = running.ask(create("c1", "orders"))
+        assert reply["status"] == "ok"
+    assert noticed.is_set()
+    assert "nothing is lost: OutcomeUnknown: No space left on device" in caplog.text
 
 
 def test_a_query_that_does_not_end_in_time_is_left_behind_and_another_one_goes_on(
