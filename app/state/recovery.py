@@ -39,7 +39,10 @@ class ControllerImage(msgspec.Struct, frozen=True):
 
 
 class Recovered(msgspec.Struct):
-    """The state at entry `seq`. `commands` are in order, and only those that duplicates may still come of."""
+    """The state at entry `seq`.
+
+    `commands` are in order, and only those that duplicates may still come of, or the last entry's, if all are older.
+    """
 
     images: dict[Key, Image]
     commands: list[tuple[CommandRow, int, int]]
@@ -134,11 +137,10 @@ def _commands(
     tables: Tables, entries: list[tuple[bytes, int, int]], *, oldest_ms: int
 ) -> list[tuple[CommandRow, int, int]]:
     commands, position = tables.load_commands(applied_since_ms=oldest_ms)
-    for value, seq, epoch in entries:
-        if seq > position:
-            command = decode_command(value)
-            if command.image.applied_at >= oldest_ms:
-                commands.append((command, seq, epoch))
+    newer = [(decode_command(value), seq, epoch) for value, seq, epoch in entries if seq > position]
+    commands += [each for each in newer if each[0].image.applied_at >= oldest_ms]
+    if not commands:  # those of the last entry are needed, however old: their replies may not have been sent
+        commands = [each for each in newer if each[1] == newer[-1][1]] or tables.load_last_commands()
     return commands
 
 

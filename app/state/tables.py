@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import CommitProperties, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError
 
@@ -120,11 +121,14 @@ class Tables:
         """The commands applied since then, in order, each with seq and epoch; and the table's position."""
         with self._lock:
             table = self._tables["commands"].refreshed()
-            found = sorted(
-                table.rows(f"applied_at >= {at_ms(applied_since_ms)}"),
-                key=lambda row: (row["seq"], row["topic"], row["partition"], row["offset"]),
-            )
-            return [(rows.command_of(row), row["seq"], row["epoch"]) for row in found], table.position
+            return _in_order(table.rows(f"applied_at >= {at_ms(applied_since_ms)}")), table.position
+
+    def load_last_commands(self) -> list[tuple[CommandRow, int, int]]:
+        """Those of the newest entry that the table has."""
+        with self._lock:
+            table = self._tables["commands"].refreshed()
+            last = table.greatest("seq")
+            return [] if last is None else _in_order(table.rows(f"seq = {last}"))
 
     def find_commands(self, topic: str, places: Collection[tuple[int, int]]) -> list[tuple[CommandRow, int, int]]:
         """The recorded results of records by partition and offset, in this order, each with seq and epoch.
@@ -143,6 +147,11 @@ class Tables:
                 if place in wanted and (place not in newest or newest[place]["seq"] < row["seq"]):
                     newest[place] = row
         return [(rows.command_of(row), row["seq"], row["epoch"]) for _, row in sorted(newest.items())]
+
+
+def _in_order(found: Iterable[rows.Row]) -> list[tuple[CommandRow, int, int]]:
+    ordered = sorted(found, key=lambda row: (row["seq"], row["topic"], row["partition"], row["offset"]))
+    return [(rows.command_of(row), row["seq"], row["epoch"]) for row in ordered]
 
 
 class _Table:
@@ -164,6 +173,11 @@ class _Table:
 
     def rows(self, where: str | None = None) -> Iterator[rows.Row]:
         return read_rows(self._name, self._handle, where)
+
+    def greatest(self, column: str) -> int | None:
+        """The greatest number in a column; reads only that."""
+        batches = pa.RecordBatchReader.from_stream(self._handle.scan(columns=[column]))
+        return max((pc.max(batch.column(0)).as_py() for batch in batches if batch.num_rows), default=None)
 
     def merge(self, parts: Sequence[_Part], *, upto: int, epoch: int) -> None:
         failure: Exception | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from app.core.folding import fold
 from app.records import Record, Topic
 from app.state.errors import OutcomeUnknown
 from app.state.recovery import recover
+from app.state.tables import Tables
 
 TOPIC = Topic("commands", "topic-1")
 
@@ -94,6 +96,31 @@ def test_a_time_of_day_that_was_set_forward_ends_no_lease_when_memory_is_read_ba
     assert before <= controller.now() < before + hour_ms // 2
     controller.heartbeat(applied_until=controller.now())
     assert journalled_holds(controller) == {"h1/a"}
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_the_replies_to_the_last_entry_are_sent_again_however_long_the_controller_was_away(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch, merged: bool
+) -> None:
+    def failing(*_: Any, **__: Any) -> None:
+        raise OutcomeUnknown("killed before it merged")
+
+    controller.wait_for_tables()
+    if not merged:
+        monkeypatch.setattr(Tables, "merge", failing)
+    acquire = {"type": "acquire_read_holds", "collections": ["a"], "holder": "me"}
+    replies = controller.apply(TOPIC, [record(1, id="h1", **acquire), record(2, id="h2", **acquire)])
+    controller.close()
+    monkeypatch.undo()
+    later_ns = time.time_ns() + 2 * 3_600 * 10**9  # more than `max_command_age`
+    monkeypatch.setattr("app.clock.time.time_ns", lambda: later_ns)
+    successor = Controller(controller._config)
+    successor.boot()
+    assert successor.last_replies == replies
+    # What is that old is remembered for nothing else: a duplicate of it is stale.
+    (again,) = successor.apply(TOPIC, [record(3, id="h1", **acquire)._replace(timestamp=later_ns // 10**6 - 7_200_000)])
+    assert json.loads(again.value)["error"]["code"] == "STALE_COMMAND"
+    successor.close()
 
 
 def table_at(location: Path, columns: list[str], **transactions: int) -> None:
