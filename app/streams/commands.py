@@ -11,7 +11,7 @@ import json
 import logging
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -24,6 +24,7 @@ from app.failpoints import reach
 from app.kafka import REQUEST_LIMIT_S, java_options
 from app.records import Record, Topic
 from app.replies import Replies
+from app.streams.collecting import Collecting
 from app.topics import Topics
 
 log = logging.getLogger(__name__)
@@ -57,8 +58,15 @@ class CommandStream:
     def start(self, spark: SparkSession, *, once: bool) -> StreamingQuery:
         self._topic = self._topics.commands()
         self._checkpoint = self._new_checkpoint(self._topic)
-        source = spark.readStream.format("kafka").options(**self._source_options(self._topic)).load()
-        records = source.selectExpr("partition", "offset", "unix_millis(timestamp) AS timestamp", "value")
+        options, most_records = self._source_options(), self._config.streams.max_commands_per_batch
+        what = {
+            "subscribe": self._topic.name,
+            "startingOffsets": json.dumps({self._topic.name: self._starting_offsets(self._topic)}),
+            "maxOffsetsPerTrigger": str(most_records),
+        }
+        self._collecting = Collecting(self._topic.name, options, most_records=most_records)
+        source = spark.readStream.format("kafka").options(**options, **what).load()
+        records = source.selectExpr(*self._collecting.columns())
         writer = (
             # A name of its own: one that did not end in time may still have the last one's (see `Queries.end`).
             records.writeStream.queryName(self._checkpoint.rpartition("/")[2])
@@ -76,12 +84,9 @@ class CommandStream:
         ends = (source["endOffset"] or {}).get(self._topic.name, {})
         return {int(partition): int(offset) for partition, offset in ends.items()}
 
-    def _source_options(self, topic: Topic) -> dict[str, str]:
+    def _source_options(self) -> dict[str, str]:
         options = {
             "kafka.bootstrap.servers": self._bootstrap_servers,
-            "subscribe": topic.name,
-            "startingOffsets": json.dumps({topic.name: self._starting_offsets(topic)}),
-            "maxOffsetsPerTrigger": str(self._config.streams.max_commands_per_batch),
             "kafka.isolation.level": "read_committed",
             # A poll returns at once when there is something; this is how long it waits at the end of a batch.
             "kafka.fetch.max.wait.ms": "10",
@@ -148,7 +153,11 @@ class CommandStream:
             raise
 
     def _process(self, frame: DataFrame) -> None:
-        records = [Record(row[0], row[1], row[2], bytes(row[3] or b"")) for row in frame.collect()]
+        for records in self._collecting.parts(frame):
+            self._apply(records)
+        self.batches += 1
+
+    def _apply(self, records: Sequence[Record]) -> None:
         # If the topic is the one it was, all of these records are of it, for ids never come back. Otherwise Spark went
         # on at the next offset of another one: its records would be applied in the middle, and once more under its own
         # id. This is one request per batch, about 2 ms of 200.
@@ -158,4 +167,3 @@ class CommandStream:
         self._replies.send(replies)
         self._controller.metrics.replied((record.timestamp for record in records), wall_ms())
         reach("after_replies")
-        self.batches += 1

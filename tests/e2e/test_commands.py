@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 import re
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+import pytest
+
 from app.broker import EmbeddedBroker
 from app.controller import Controller
+from app.protocol import MAX_MESSAGE_BYTES
+from app.service import EXIT_OK
 from app.simulate import Simulator
-from tests.e2e.harness import Row, Running, by, config_under, encoded, places, table, wait_until
+from app.streams.collecting import PART_BYTES
+from app.topics import Topics
+from tests.e2e.harness import Client, Process, Row, Running, by, config_under, encoded, places, table, wait_until
 from tests.e2e.mixed_lines import LARGE, mixed_lines
 
 if TYPE_CHECKING:
@@ -110,9 +120,11 @@ def test_every_command_is_answered_as_documented(spark: SparkSession, broker: Em
         assert not rows
 
 
+@pytest.mark.parametrize("part_bytes", [PART_BYTES, 2_000_000], ids=["whole", "in parts"])
 def test_a_thousand_mixed_commands_in_one_go_end_where_the_simulation_ends(
-    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int
 ) -> None:
+    monkeypatch.setattr("app.streams.collecting.PART_BYTES", part_bytes)
     lines = mixed_lines(seed=4, number=1_000)
     assert None in lines
     assert any(line is not None and len(line) > LARGE for line in lines)
@@ -149,6 +161,28 @@ def test_a_thousand_mixed_commands_in_one_go_end_where_the_simulation_ends(
             ids.setdefault(reply.get("id"), []).append(without_entry(reply))
         got = {id_: [names.plain(without_entry(reply)) for reply in found] for id_, found in running.replies.items()}
         assert got == ids
+
+
+def test_a_backlog_of_large_records_fits_into_a_small_heap(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    config = config_under(tmp_path, broker.bootstrap_servers)
+    config = msgspec.structs.replace(config, spark={"spark.driver.memory": "512m"})
+    topics = Topics(config.kafka, broker.bootstrap_servers)
+    topics.ensure()
+    topics.close()
+    client = Client(config)
+    for number in range(200):
+        padding = base64.b64encode(os.urandom(780_000)).decode()
+        line = {"type": "reconcile", "id": f"r{number}", "collections": [], "padding": padding}
+        assert MAX_MESSAGE_BYTES - 20_000 < len(encoded(line) or b"") < MAX_MESSAGE_BYTES
+        client.send(line)
+    with Process(config, tmp_path / "process") as process:
+        client.wait_for_replies(200)
+        process.signal(signal.SIGTERM)
+        assert process.wait_for_exit() == EXIT_OK, process.output
+    codes = {id_: [reply["error"]["code"] for reply in replies] for id_, replies in client.replies.items()}
+    assert codes == {f"r{number}": ["INVALID_ARGUMENT"] for number in range(200)}
+    assert places(config) == [(0, offset) for offset in range(200)]
+    client.close()
 
 
 def test_spark_and_deltalake_read_the_same_tables(spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path) -> None:
