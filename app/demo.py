@@ -26,9 +26,10 @@ from app.config import Config, StreamsConfig
 from app.core.duration import Duration
 from app.demo_lake import Lake, Unexpected
 from app.demo_story import Story
-from app.java import QUICK_START
+from app.jars import JarsMissing
+from app.java import QUICK_START, JavaMissing
 from app.service import EXIT_GAVE_UP, EXIT_OK, Service, broker
-from app.spark import LOGS, session, stop
+from app.spark import LOGS, SparkFailed, session, stop
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,18 @@ class NotStarted(Exception):
         self.code = code
 
 
+_FAILURES: Final = (
+    JavaMissing,
+    JarsMissing,
+    SparkFailed,
+    BrokerFailed,
+    NotStarted,
+    HoldfastError,
+    Unexpected,
+    OSError,
+)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     argparse.ArgumentParser(
         prog="./spark-submit.sh demo",
@@ -62,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except (BrokerFailed, NotStarted, HoldfastError, Unexpected, OSError) as error:
+    except _FAILURES as error:
         log.exception("the demo failed")
         print(f"\nholdfast: The demo could not go on: {error}\nThe whole log is {log_file}.", file=sys.stderr)
         return error.code if isinstance(error, NotStarted) else EXIT_FAILED

@@ -11,19 +11,34 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from deltalake.exceptions import DeltaError
+
 from app.broker import BrokerFailed
 from app.clock import wall_ms
 from app.config import Config, ConfigError, load_config
 from app.core.errors import BrokenInvariant, Corrupt
 from app.follower import Follower, StateGone
+from app.jars import JarsMissing
+from app.java import JavaMissing
 from app.kafka import KafkaOptionError, addresses, client_options, java_options
 from app.metrics import Metrics, PortTaken, StateMetrics
 from app.service import EXIT_BROKEN, EXIT_GAVE_UP, EXIT_OK, EXIT_USAGE, Service, broker, handle_signals
-from app.spark import session, stop
+from app.spark import SparkFailed, session, stop
 from app.state.errors import NewerFormat, StateMissing
 
 log = logging.getLogger(__name__)
 
+_USAGE: Final = (
+    ConfigError,
+    KafkaOptionError,
+    JavaMissing,
+    JarsMissing,
+    SparkFailed,
+    BrokerFailed,
+    StateMissing,
+    NewerFormat,
+    PortTaken,
+)
 DEFAULT_CONFIG: Final = Path("conf/local.yaml")
 _EXAMPLES: Final = """\
 examples:
@@ -44,9 +59,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = load_config(options.config)
         return _follow(config) if options.read_only else _serve(config, once=options.once)
-    except (ConfigError, KafkaOptionError, BrokerFailed, StateMissing, NewerFormat, PortTaken) as error:
+    except _USAGE as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except (DeltaError, OSError) as error:  # while the service runs, it tries again until it gives up
+        log.error("gave up, storage could not be used at the start: %s", error)
+        return EXIT_GAVE_UP
     except (BrokenInvariant, Corrupt) as error:
         log.critical("the state cannot be taken up; nothing was touched: %s", error)
         return EXIT_BROKEN

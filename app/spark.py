@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from app.jars import spark_home, spark_jars
 from app.java import java_home
+from app.shards.gateway import JVM_ERRORS, first_line
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,10 @@ SECRETS: Final = r"(?i)secret|password|token|access[.]?key|account[.]?key|privat
 
 # Settings that are lists: what the user asks for comes in addition to what we need.
 LISTS = {"spark.jars": ",", "spark.sql.extensions": ",", "spark.driver.extraJavaOptions": " "}
+
+
+class SparkFailed(Exception):
+    """Spark cannot be started; the message says what it said."""
 
 
 def session(
@@ -59,10 +64,16 @@ def session(
     for key, value in (extra or {}).items():
         ours = conf.get(key, "") if key in LISTS else ""
         conf.set(key, f"{ours}{LISTS[key]}{value}" if ours and value else ours or value)
-    if SparkContext._gateway is None:
-        SparkContext._ensure_initialized(gateway=_start(conf, local=local, logs=logs))
     on_interrupt = signal.getsignal(signal.SIGINT)
-    spark = SparkSession.builder.config(conf=conf).getOrCreate()
+    try:
+        if SparkContext._gateway is None:
+            SparkContext._ensure_initialized(gateway=_start(conf, local=local, logs=logs))
+        spark = SparkSession.builder.config(conf=conf).getOrCreate()
+    except JVM_ERRORS as error:
+        raise SparkFailed(
+            f"Spark cannot be started with master {conf.get('spark.master')!r}: {first_line(error)} Look at it, "
+            f"at `spark` in the configuration, and at what the JVM said, at the end of {logs / 'spark.out'}."
+        ) from error
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, on_interrupt)  # Spark has put its own there, which cancels all jobs
     if not local:

@@ -24,6 +24,8 @@ from app.broker import EmbeddedBroker
 from app.clock import wall_ms
 from app.config import Config
 from app.controller import Controller, MemoryInDoubt
+from app.jars import JarsMissing
+from app.java import JavaMissing
 from app.records import Record, Topic
 from app.service import EXIT_BROKEN, EXIT_GAVE_UP, EXIT_OK, EXIT_USAGE, Service
 from app.state.errors import OutcomeUnknown
@@ -344,6 +346,31 @@ def test_a_state_of_a_newer_version_is_not_touched(
     assert run_quickly(config, spark) == EXIT_USAGE
     assert "written by a newer version of Holdfast" in caplog.text
     assert files_of(config) == before
+
+
+def test_a_spark_that_does_not_start_is_a_matter_of_configuration(tmp_path: Path) -> None:
+    config = msgspec.structs.replace(config_under(tmp_path, NOBODY), spark={"spark.master": "nonsense"})
+    with Process(config, tmp_path / "process") as process:
+        assert process.wait_for_exit() == EXIT_USAGE
+        assert "holdfast: Spark cannot be started with master 'nonsense'" in process.output
+        assert "Traceback" not in process.output
+
+
+def test_without_java_or_jars_nothing_is_started(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from app import main  # noqa: PLC0415  # so that its log handlers are made under this test
+
+    file = tmp_path / "config.yaml"
+    file.write_bytes(msgspec.yaml.encode({"root": str(tmp_path / "root"), "kafka": {"bootstrap_servers": NOBODY}}))
+    for error in (JavaMissing("No Java was found."), JarsMissing("Could not fetch.")):
+
+        def missing(*_: Any, error: Exception = error, **__: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(main, "session", missing)
+        assert main.main(["--config", str(file)]) == EXIT_USAGE
+        assert f"holdfast: {error}" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from app.core.duration import Duration
 from app.core.errors import Corrupt
 from app.follower import Follower, StateGone
 from app.records import Record, Topic
-from app.service import EXIT_OK, EXIT_USAGE
+from app.service import EXIT_GAVE_UP, EXIT_OK, EXIT_USAGE
 from app.state.errors import NewerFormat
 from app.state.journal import Journal
 from tests.e2e.harness import Process, Running, config_under, encoded, wait_until
@@ -85,6 +85,18 @@ def test_a_follower_without_a_state_says_so(tmp_path: Path) -> None:
     assert last.startswith("holdfast: There is no Holdfast state: ")
     assert last.endswith("Is `root` right?")
     assert not Path(config.root).exists()
+
+
+def test_a_follower_that_cannot_read_the_state_at_its_start_gives_up(tmp_path: Path) -> None:
+    config = config_under(tmp_path, "127.0.0.1:1")
+    Leader(config).controller.close()
+    log = Path(config.state, "journal", "_delta_log")
+    log.rename(tmp_path / "away")
+    log.touch()  # as a mount that has gone wrong
+    with Process(config, tmp_path / "follower", arguments=["--read-only"]) as follower:
+        assert follower.wait_for_exit() == EXIT_GAVE_UP
+        assert "gave up, storage could not be used at the start" in follower.output
+        assert "Traceback" not in follower.output
 
 
 # In this process, because they need no other; a state without Kafka is a state like any other.
