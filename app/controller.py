@@ -1,7 +1,7 @@
 """The controller: boot, epoch, the lock; every change goes core → journal → replies → tables, in this order.
 
 What comes after the journal entry can be repeated, and is, after a crash. Whatever goes wrong before an entry is known
-to be written leaves memory ahead of the truth: it is thrown away, and the state is read back.
+to be written leaves memory in doubt (app/memory.py): it is thrown away, and the state is read back.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import gc
 import logging
 import os
 import secrets
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from app.core.machine import Machine, Step
 from app.core.state import State
 from app.failpoints import reach
 from app.maintenance import Maintenance
+from app.memory import Memory
 from app.metrics import Metrics, Question, StateMetrics
 from app.records import Record, Reply, Topic, offset_rows, recorded_reply, reply_to, rows_of
 from app.shards.registering import found_at
@@ -40,17 +40,6 @@ from app.table_writer import TableWriter
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")
-
-
-class Stopping(Exception):
-    """Not a failure: the controller takes no more batches."""
-
-
-class MemoryInDoubt(Exception):
-    """Memory is ahead of the journal, or may be: nothing is done until `recover` has read the truth.
-
-    Its cause is what left it so. That may have been in another thread, and this one is the first to be heard.
-    """
 
 
 class Controller:
@@ -67,10 +56,8 @@ class Controller:
             resolve=lambda location: resolve(location) if location.startswith("/") else location,
         )
         self._root = secrets.token_hex(4)  # unless the state has one already
-        self._lock = threading.RLock()
-        self._stopping = False
+        self._memory = Memory()
         self._applied_until = 0  # everything on the topic at this time has been applied
-        self._doubt: BaseException | None = None  # why memory may be ahead of the journal
         self._touched: set[str] = set()
 
     # Boot.
@@ -99,11 +86,11 @@ class Controller:
 
         After an entry of which nobody knows whether it landed, and after a merge of the tables that failed.
         """
-        with self._lock:
+        with self._memory.lock:
             epoch = self.epoch
             check_booted_last(self._take_up().controller, self.instance, epoch)
             self._writer.start()  # if a failed merge ended the last one
-            self._doubt = None
+            self._memory.was_read_back()
 
     def _take_up(self) -> Recovered:
         recovered = recover(self._journal, self._tables, now_ms=wall_ms())
@@ -144,7 +131,7 @@ class Controller:
 
     def offsets(self, topic: Topic) -> dict[int, int]:
         """Per partition of this topic, the offset of the first record that has not been applied."""
-        with self._lock:
+        with self._memory.lock:
             return self._topics.offsets(topic)
 
     def go_on_at(self, topic: Topic, offsets: Mapping[int, int]) -> None:
@@ -225,18 +212,17 @@ class Controller:
 
     def read(self, question: Callable[[State], R]) -> R:
         """The answer to a question about the state as it is in the journal."""
-        with self._lock:
-            self._check_usable()
+        with self._memory.used():
             return question(self.machine.state)
 
     def look(self) -> None:
         """Fenced, if another controller took over. To be called before every physical step."""
-        with self._lock:
+        with self._memory.lock:
             self._journal.look(self.epoch)
 
     def touched_shards(self) -> list[Shard]:
         """The shards that have changed since the last call, all of them after a boot."""
-        with self._lock:
+        with self._memory.lock:
             touched, self._touched = self._touched, set()
             return [self.machine.state.shards[id] for id in sorted(touched)]
 
@@ -246,19 +232,18 @@ class Controller:
         return step.changes
 
     def _answer(self, question: Question) -> list[GaugeMetricFamily]:
-        with self._lock:
+        with self._memory.lock:
             return question(self.machine.state, self._clock.now())
 
     def now(self) -> int:
-        with self._lock:
+        with self._memory.lock:
             return self._clock.now()
 
     # Stopping.
 
     def stop_taking_batches(self) -> None:
         """The batch in hand is finished; the next one is refused."""
-        with self._lock:
-            self._stopping = True
+        self._memory.close()
 
     def close(self) -> None:
         """Brings the tables up to date, and lets go."""
@@ -272,7 +257,7 @@ class Controller:
     def check(self) -> None:
         """Raises what keeps the tables from being written, if anything does."""
         if isinstance(self.failure, Fenced):
-            with self._lock:
+            with self._memory.lock:
                 self._journal.look(self.epoch)  # the journal knows who replaced us; a table knows only the epoch
         if self.failure is not None:
             raise self.failure
@@ -287,21 +272,9 @@ class Controller:
 
     @contextmanager
     def _changing(self) -> Iterator[int]:
-        """The time of a change. Whatever is raised before its entry is written leaves memory ahead of the truth."""
-        with self._lock:
-            self._check_usable()
-            try:
-                yield self._clock.now()
-            except BaseException as error:
-                self._doubt = error
-                raise
-
-    def _check_usable(self) -> None:
-        if self._stopping:
-            raise Stopping
-        if self._doubt is not None:
-            text = "An entry failed; the state has to be read back before anything else."
-            raise MemoryInDoubt(text) from self._doubt
+        """The time of a change."""
+        with self._memory.changed():
+            yield self._clock.now()
 
     # The journal.
 
@@ -325,5 +298,5 @@ class Controller:
         """
         parameters, now = self.machine.state.parameters, self._clock.now()
         self._maintenance.tables(parameters, now=now)
-        if not self._stopping:
+        if not self._memory.is_closed:
             self._maintenance.journal(parameters, seq=self.seq, epoch=self.epoch, tables_reached=position, now=now)

@@ -24,10 +24,11 @@ from pyspark.sql import SparkSession
 
 from app.broker import EmbeddedBroker
 from app.config import Config
-from app.controller import Controller, MemoryInDoubt, Stopping
+from app.controller import Controller
 from app.core.errors import BrokenInvariant, Corrupt
 from app.heartbeat import Heartbeat
 from app.kafka import REQUEST_LIMIT_S
+from app.memory import MemoryInDoubt, Stopping
 from app.operations import ShardOperations
 from app.queries import Queries
 from app.replies import Replies

@@ -6,7 +6,7 @@ import logging
 import threading
 from typing import Final, Literal, NamedTuple
 
-from app.controller import Controller, MemoryInDoubt, Stopping
+from app.controller import Controller
 from app.core.advancing import Observation
 from app.core.errors import BrokenInvariant, Corrupt
 from app.core.frontier import EMPTY
@@ -14,6 +14,7 @@ from app.core.images import Shard
 from app.core.shard_work import Merge, clean_up_limit
 from app.core.state import State
 from app.job import Job, Operations, Tended
+from app.memory import MemoryInDoubt, Stopping
 from app.state.errors import Fenced, OutcomeUnknown
 
 log = logging.getLogger(__name__)

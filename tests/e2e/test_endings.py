@@ -23,9 +23,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from app.broker import EmbeddedBroker
 from app.clock import wall_ms
 from app.config import Config
-from app.controller import Controller, MemoryInDoubt
+from app.controller import Controller
 from app.jars import JarsMissing
 from app.java import JavaMissing
+from app.memory import MemoryInDoubt
 from app.records import Record, Topic
 from app.service import EXIT_BROKEN, EXIT_GAVE_UP, EXIT_OK, EXIT_USAGE, Service
 from app.state.errors import OutcomeUnknown

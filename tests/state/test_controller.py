@@ -14,9 +14,10 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from app.clock import wall_ms
 from app.config import Config, StreamsConfig
-from app.controller import Controller, MemoryInDoubt
+from app.controller import Controller
 from app.core.errors import Corrupt
 from app.core.folding import fold
+from app.memory import MemoryInDoubt
 from app.records import Record, Topic
 from app.state.errors import OutcomeUnknown
 from app.state.recovery import recover
