@@ -37,6 +37,8 @@ class Replies:
             acks="all",
             linger_ms=0,
             max_request_size=2 * 1024 * 1024,
+            # A batch of commands has as many replies: a request for every hundred of them would take most of the time.
+            batch_size=256 * 1024,
             max_block_ms=limit_ms,
             # What is late fails by itself, so that nothing is left over when the producer is closed.
             delivery_timeout_ms=limit_ms,
