@@ -34,7 +34,7 @@ Examples:
 
 Stop it with Ctrl-C or SIGTERM: it finishes the batch in hand. Spark's own log is .holdfast/logs/spark.log.
 Exit codes: 0 stopped as asked, 2 usage or configuration, 3 another controller took over,
-            4 a broken invariant, 5 storage or Kafka gone for longer than `give_up_after`.
+            4 a broken invariant, 5 storage or Kafka gone for longer than `give_up_after`, or Spark's JVM ended.
 USAGE
 }
 

@@ -222,4 +222,5 @@ if __name__ == "__main__":
         for paths in fetch(wanted):
             print(",".join(map(str, paths)))
     except JarsMissing as missing:
-        sys.exit(str(missing))
+        print(missing, file=sys.stderr)
+        sys.exit(2)  # as the controller says it

@@ -80,8 +80,8 @@ class Queries:
         """The batches in hand are finished, and no others begun.
 
         Not waited for without a limit: Kafka's client was seen to wait for ever for a broker that is gone, when it was
-        to be closed. A query that is left behind does no harm: it begins no batch, and one that it has in hand finds
-        in the journal what was applied already.
+        to be closed. A query that is left behind does no harm: it begins no batch, and of one that it has in hand it
+        applies nothing more.
         """
         for name, query in self._running.items():
             try:
@@ -89,6 +89,7 @@ class Queries:
                 query.stop()
             except (*JVM_ERRORS, OSError) as error:  # OSError: there is no JVM any more
                 log.warning("a query did not end, limit_s=%.0f query=%s: %s", patience_s, name, first_line(error))
+        self._commands.leave()
         self._commands.remove_checkpoint()
         self._frontiers.remove_checkpoint()
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from py4j.protocol import Py4JJavaError
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
@@ -32,6 +31,7 @@ from app.memory import MemoryInDoubt, Stopping
 from app.operations import ShardOperations
 from app.queries import Queries
 from app.replies import Replies
+from app.shards.gateway import text_of
 from app.spark import jvm_has_ended
 from app.state.errors import Fenced, NewerFormat, UnsafeStore
 from app.topics import Topics
@@ -270,8 +270,7 @@ def _cause(error: Exception) -> Exception:
 
 def _sentence(error: BaseException) -> str:
     """One line of an error that may be a whole page of Java."""
-    text = str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)
-    lines = text.strip().splitlines()
+    lines = text_of(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:500]
 
 

@@ -94,7 +94,7 @@ class Cleaner:
 
     def dead_files(self, *, upto_version: int, older_than_ms: int) -> list[str]:
         """Data files that a commit up to a version removed, at least so long ago, and that none added again since."""
-        self._removals.read_on()
+        self._removals.read_on(older_than_ms=older_than_ms)
         removals = self._removals.upto(upto_version)
         if not removals:
             return []
@@ -111,7 +111,7 @@ class Cleaner:
         if dead:
             self._directory.sync()  # a loss of power must not take what has replaced them
         for names in _batches(dead):
-            self._removals.read_on()  # someone may have restored an old version meanwhile
+            self._removals.read_on(older_than_ms=older_than_ms)  # someone may have restored an old version meanwhile
             reach("cleaning")
             still_dead = [name for name in names if self._removals.has(name, judged)]
             deleted = deleted.plus(self._delete(still_dead))

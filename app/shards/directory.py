@@ -23,11 +23,15 @@ _LINK_IN_THE_WAY: Final = frozenset([errno.ELOOP, errno.ENOTDIR])
 
 
 class File(NamedTuple):
-    """`modified_ms` is by the store's clock, and never before the file came to be where it is."""
+    """`modified_ms` is by the store's clock, and never before the file came to be where it is.
+
+    `identity` tells it from another one that has its name later, where the store knows.
+    """
 
     name: str
     size: int
     modified_ms: int
+    identity: tuple[int, int] = (0, 0)
 
 
 class Directory(Readable, Protocol):
@@ -113,7 +117,8 @@ class LocalDirectory:
         with self._parent(name) as (parent, last):
             if parent is None or (status := _deletable(last, parent)) is None:
                 return None
-            if listed is not None and _file(name, status) != listed:
+            # Not by its `modified_ms`: that changes with its links, and some files in logs have two names.
+            if listed is not None and _identity(status) != listed.identity:
                 return None
             checksum = f".{last}.crc"  # Spark's; it goes first, as nobody would find it after a crash in between
             if last.endswith(".parquet") and _deletable(checksum, parent) is not None:
@@ -220,7 +225,12 @@ def _file(name: str, status: os.stat_result | None) -> File | None:
         return None
     # A file that was moved or copied here with its old time is as young as its place.
     changed_ns = max(status.st_mtime_ns, status.st_ctime_ns)
-    return File(name, status.st_size if stat.S_ISREG(status.st_mode) else 0, changed_ns // 1_000_000)
+    size = status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return File(name, size, changed_ns // 1_000_000, _identity(status))
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_ino, status.st_mtime_ns
 
 
 def _sync_disk(directory: int) -> None:

@@ -79,5 +79,12 @@ def _java_classes(error: BaseException) -> list[str]:
 
 def first_line(error: BaseException) -> str:
     """What went wrong, without the stack of the JVM."""
-    text = str(getattr(error, "java_exception", None) or error)
-    return text.splitlines()[0][:300] if text else ""
+    return (text_of(error).strip().splitlines() or [""])[0][:300]
+
+
+def text_of(error: BaseException) -> str:
+    """That of the Java exception, if it is one. It is asked of the JVM, which may have ended."""
+    try:
+        return str(getattr(error, "java_exception", None) or error)
+    except Exception:  # noqa: BLE001 - whatever py4j says of a JVM that does not answer
+        return str(getattr(error, "errmsg", "the JVM does not say, it has ended"))

@@ -121,7 +121,7 @@ class Looker:
     def _has_news(self, target: Target) -> bool:
         try:
             return self._logs.of(target.location).exists(commit_path(target.version + 1))
-        except Exception:  # noqa: BLE001 - see _failed
+        except BaseException:  # noqa: BLE001 - see _failed
             return True
 
     def _read(self, target: Target) -> Seen | None:
@@ -131,7 +131,7 @@ class Looker:
                 return None
             if commits.table_id is not None:
                 _check_id(target, commits.table_id)
-        except Exception as error:  # noqa: BLE001 - see _failed
+        except BaseException as error:  # noqa: BLE001 - see _failed
             return _failed(target, error)
         upper = target.upper if commits.upper is None else target.upper.join(commits.upper)
         return Seen(target.shard, upper, commits.version)
@@ -139,7 +139,7 @@ class Looker:
     def _check(self, target: Target) -> Seen | None:
         try:
             return None if self._seems_whole(target) else self._in_full(target)
-        except Exception as error:  # noqa: BLE001 - see _failed
+        except BaseException as error:  # noqa: BLE001 - see _failed
             return _failed(target, error)
 
     def _seems_whole(self, target: Target) -> bool:
@@ -181,7 +181,12 @@ def _check_id(target: Target, table_id: str) -> None:
         raise BadLog(f"There is another Delta table: its id is {table_id!r}, that of this shard {target.table_id!r}.")
 
 
-def _failed(target: Target, error: Exception) -> Seen:
-    """Whatever it is: anybody may write to a shard's log, and what is wrong with one must not hide all the others."""
+def _failed(target: Target, error: BaseException) -> Seen:
+    """Whatever it is: anybody may write to a shard's log, and what is wrong with one must not hide all the others.
+
+    A panic of deltalake's is no `Exception`.
+    """
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        raise error
     reason = (str(error).splitlines() or [""])[0] or type(error).__name__
     return Seen(target.shard, target.upper, target.version, error=reason.encode(errors="backslashreplace").decode())

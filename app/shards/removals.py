@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -11,7 +12,11 @@ from app.shards.errors import WrongTable
 from app.shards.log_files import Names, checkpoint_files, commit_files, data_file, key, paths_of_checkpoint
 from app.state.commit_log import commit_path
 
+log = logging.getLogger(__name__)
+
 SETTLED_MS: Final = 86_400_000
+SAID_FOR_MS: Final = 6 * 86_400_000
+"""How long a checkpoint says that a file was removed, unless the table says otherwise: Delta's default is 7 days."""
 
 
 class Removal(NamedTuple):
@@ -32,38 +37,45 @@ class Removals:
         self.version = -1
         """Up to where the log was read; -1: not yet."""
 
-    def read_on(self) -> None:
-        """Takes in the commits that we have not read. All up to the newest: any of them may add a file again."""
+    def read_on(self, *, older_than_ms: int = 0) -> None:
+        """Takes in the commits that we have not read. All up to the newest: any of them may add a file again.
+
+        `older_than_ms` is how long ago a removal must be to matter now: so far back its time is to be exact.
+        """
         listed: dict[int, File] = {}
         # The last one that we know is there as it was, so those after it are: commits are cleaned up from the oldest
         # on. If it is not, commits may be gone that we have not read; or the directory is an older copy of itself, and
         # what we know is not its past.
         if self._last is None or self._directory.file(self._last.name) != self._last:
             self.forget()
-            listed = self._begin()
+            listed = self._begin(max(SETTLED_MS, older_than_ms))
         before = self.version
         while (file := listed.get(self.version + 1) or self._file(self.version + 1)) is not None:
             self._take_in(self.version + 1, file)
         if self.version > before:
             self._last = self._file(self.version)  # a listing may show a time that is rounded in another way
 
-    def _begin(self) -> dict[int, File]:
+    def _begin(self, settled_ms: int) -> dict[int, File]:
         """At the first commit that is left, or at a checkpoint: a log may have commits of a month, and on an object
         store each takes as long as a whole checkpoint.
 
         What a checkpoint says was removed counts as removed with it: later than it was, so no file goes too early. A
-        checkpoint of today is not taken, or files would never be old enough for whoever begins again and again. What
-        was removed so long before that the checkpoint does not say so, is an orphan.
+        young checkpoint is not taken, or files would never be old enough for whoever begins again and again.
         """
         files = self._directory.walk(LOG)
         listed, checkpoints = commit_files(files), checkpoint_files(files)
         first = first_in_a_row(listed)
+        latest_ms = max((file.modified_ms for file in listed.values()), default=0) - settled_ms
+        settled = {v: file for v, file in checkpoints.items() if first <= v in listed and file.modified_ms <= latest_ms}
         self.version = max(-1, first - 1)
-        latest_ms = max((file.modified_ms for file in listed.values()), default=0) - SETTLED_MS
-        settled = (v for v, file in checkpoints.items() if first <= v in listed and file.modified_ms <= latest_ms)
-        if (newest := max(settled, default=-1)) >= 0:
-            self._take_in_checkpoint(newest, checkpoints[newest])
-            self._last = self._file(newest)
+        try:
+            for version in _enough_of(settled):
+                self._take_in_checkpoint(version, settled[version])
+                self.version = version
+        except BadLog as error:  # it need not be one that Delta reads; the commits are there
+            log.warning("a checkpoint is passed over location=%s error=%s", self._location, error)
+            self._removed, self.version = {}, max(-1, first - 1)
+        self._last = self._file(self.version)
         return listed
 
     def _take_in_checkpoint(self, version: int, file: File) -> None:
@@ -73,7 +85,6 @@ class Removals:
         for path in paths_of_checkpoint(file.name, data, ["remove"]):
             if (name := data_file(path)) is not None:
                 self._removed[key(name)] = Removal(name, version, file.modified_ms)
-        self.version = version
 
     def forget(self) -> None:
         self.version, self._removed, self._last = -1, {}, None
@@ -115,6 +126,18 @@ class Removals:
         for added in Names(commit.added).among(self._removed.keys()):
             del self._removed[added]
         self.version, self._last = version, file
+
+
+def _enough_of(checkpoints: Mapping[int, File]) -> list[int]:
+    """The newest, and before it as few as together say of everything that it was removed, the oldest first."""
+    found: list[int] = []
+    for version in sorted(checkpoints, reverse=True):
+        here = checkpoints[version].modified_ms
+        if len(found) > 1 and checkpoints[found[-2]].modified_ms - here <= SAID_FOR_MS:
+            found[-1] = version  # the one before it reaches back to here
+        else:
+            found.append(version)
+    return found[::-1]
 
 
 def first_in_a_row(commits: Mapping[int, File]) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -107,7 +108,8 @@ class Watcher:
         self.follow()
         self._look_s = 1.0  # others look because it takes long
         due = [watched.in_state for watched in self._due(now)]
-        failing = [self._watched[shard] for shard in self._failing if self._watched[shard].retry_at <= now]
+        due_again = (self._watched[shard] for shard in self._failing if self._watched[shard].retry_at <= now)
+        failing = list(islice(due_again, self._pacing.checks_per_tick))
         for watched in failing:
             watched.retry_at = now + self._pacing.longest_pause_ms / 1000
         return due, [watched.in_state for watched in self._checks(now) + failing]

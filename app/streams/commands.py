@@ -32,6 +32,10 @@ log = logging.getLogger(__name__)
 EARLIEST: Final = -2
 
 
+class QueryLeft(Exception):
+    """A query that did not end in time has a batch in hand, and must not apply it any more."""
+
+
 class CommandStream:
     """Starts the query and is its `foreachBatch`."""
 
@@ -52,6 +56,7 @@ class CommandStream:
         self._bootstrap_servers = bootstrap_servers
         self._limit_s = limit_s  # how long Spark waits for an answer of Kafka; it cannot be stopped while it does
         self._checkpoint: str | None = None
+        self._is_left = False
         self.failure: BaseException | None = None
         self.batches = 0
 
@@ -109,9 +114,9 @@ class CommandStream:
             start[partition] = EARLIEST if offset is None else min(max(offset, first), end)
             expired[partition] = 0 if offset is None else max(0, first - offset)
             lost[partition] = 0 if offset is None else max(0, offset - end)
+        self._say_missing(topic, start, expired, lost)  # first: rather twice than not at all
         if moved := {partition: at for partition, at in start.items() if at != applied.get(partition, EARLIEST)}:
             self._controller.go_on_at(topic, moved)
-        self._say_missing(topic, start, expired, lost)
         return {str(partition): offset for partition, offset in start.items()}
 
     def _say_missing(
@@ -157,7 +162,13 @@ class CommandStream:
             self._apply(records)
         self.batches += 1
 
+    def leave(self) -> None:
+        """Whatever this query has in hand and did not finish is not applied: another one reads it again."""
+        self._is_left = True
+
     def _apply(self, records: Sequence[Record]) -> None:
+        if self._is_left:
+            raise QueryLeft("This query was to end, and another one may have begun.")
         # If the topic is the one it was, all of these records are of it, for ids never come back. Otherwise Spark went
         # on at the next offset of another one: its records would be applied in the middle, and once more under its own
         # id. This is one request per batch, about 2 ms of 200.

@@ -275,13 +275,13 @@ def test_after_kafka_has_lost_what_was_applied_last_new_commands_are_applied_in_
             # Under a running controller,
             lose_tail(own, topic, size=size)
             wait_until(lambda: lost("holdfast_lost_records_total", PARTITION) == 2, "it goes on where the topic ends")
-            (reply,) = running.ask(acquire("n1", "orders"), limit_s=60)
+            (reply,) = running.ask(acquire("n1", "orders"))
             assert reply["status"] == "ok"
             assert "Kafka has lost the newest 2 records that were applied" in caplog.text
         # and between two lives.
         lose_tail(own, topic, size=size)
         with Running(config, spark) as running:
-            replies = running.ask(acquire("n2", "orders"), acquire("n3", "orders"), limit_s=60)
+            replies = running.ask(acquire("n2", "orders"), acquire("n3", "orders"))
             assert [reply["status"] for reply in replies] == ["ok", "ok"]
             assert running.controller.metrics.registry.get_sample_value("holdfast_lost_records_total", PARTITION) == 1
             held = {f"{id_}/orders" for id_ in ("h1", "h2", "n1", "n2", "n3")}

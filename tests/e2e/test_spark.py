@@ -6,6 +6,8 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,6 +78,12 @@ spark.stop()
 """
 
 
+def command_lines() -> Iterator[bytes]:
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has just ended
+            yield file.read_bytes()
+
+
 def test_secrets_are_in_no_list_of_processes_and_in_no_log(tmp_path: Path) -> None:
     events = {"enabled": "true", "dir": tmp_path.as_uri(), "compress": "false"}
     settings = {**SECRETS, **{f"spark.eventLog.{name}": value for name, value in events.items()}}
@@ -85,7 +93,7 @@ def test_secrets_are_in_no_list_of_processes_and_in_no_log(tmp_path: Path) -> No
         assert process.stdout is not None
         print(json.dumps(settings), file=process.stdin, flush=True)
         known = json.loads(process.stdout.readline())
-        running = [file.read_bytes() for file in Path("/proc").glob("[0-9]*/cmdline") if file.exists()]
+        running = list(command_lines())
         process.communicate("end\n")
     assert {key: known[key] for key in SECRETS} == SECRETS, "Hadoop has them"
     ours = [line for line in running if str(tmp_path).encode() in line]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -296,6 +297,86 @@ def test_a_long_log_is_read_from_a_checkpoint_on(log: BareLog, monkeypatch: pyte
     read.clear()
     assert cleaner(log).dead_files(upto_version=pinned, older_than_ms=0) != []
     assert len(read) > 100, "a checkpoint of today is not taken"
+
+
+class Days:
+    """Days that pass: what was written on an earlier one is as old as that, by the store's clock."""
+
+    def __init__(self, log: BareLog, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.today = 0
+        self._log = log
+        self._written: dict[str, int] = {}
+        real = LocalDirectory.file, LocalDirectory.walk
+        monkeypatch.setattr(LocalDirectory, "file", lambda place, name: self._dated(real[0](place, name)))
+        walked = lambda place, below="": [self._dated(file) for file in real[1](place, below)]  # noqa: E731
+        monkeypatch.setattr(LocalDirectory, "walk", walked)
+        monkeypatch.setattr(LocalDirectory, "now_ms", lambda _: self.today * DAY_MS)
+
+    def _dated(self, file: File | None) -> File | None:
+        if file is None:
+            return None
+        return file._replace(modified_ms=self._written.setdefault(file.name, self.today) * DAY_MS)
+
+    def end(self) -> None:
+        for _ in range(3):
+            self._log.commit()
+        DeltaTable(self._log.location).create_checkpoint()
+        LocalDirectory(str(self._log.location)).walk()  # which notes the day
+        self.today += 1
+
+
+@pytest.mark.parametrize("grace_days", [0, 3, 10])
+def test_whoever_begins_anew_each_day_deletes_what_is_dead_in_time(
+    log: BareLog, monkeypatch: pytest.MonkeyPatch, grace_days: int
+) -> None:
+    """From checkpoints, of which each is as if all of it were removed with it."""
+    days = Days(log, monkeypatch)
+    now_ms = int(time.time() * 1_000)
+    touch(log, "a.parquet")
+    log.commit(add("a.parquet"))
+    days.end()
+    log.commit({"remove": remove("a.parquet")["remove"] | {"deletionTimestamp": now_ms}})
+    removed_on = days.today
+    while not (deleted := cleaner(log).delete_dead_files(upto_version=99, older_than_ms=grace_days * DAY_MS).files):
+        assert names(log) == ["a.parquet"]
+        days.end()
+        assert days.today <= removed_on + grace_days + 1
+    assert deleted == 1
+    assert days.today >= removed_on + grace_days
+
+
+def test_what_the_newest_checkpoint_no_longer_says_an_older_one_does(
+    log: BareLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    days = Days(log, monkeypatch)
+    touch(log, "a.parquet")
+    log.commit(add("a.parquet"))
+    days.end()
+    log.commit(remove("a.parquet"))
+    for _ in range(7):
+        days.end()
+    week_later = log.version
+    for _ in range(2):
+        days.end()
+
+    def said(name: str, _: bytes, kinds: Sequence[str]) -> Iterator[str]:
+        version = int(name.removeprefix("_delta_log/").partition(".")[0])
+        return iter(["a.parquet"] if version <= week_later and list(kinds) == ["remove"] else [])
+
+    monkeypatch.setattr(removals, "paths_of_checkpoint", said)
+    assert cleaner(log).dead_files(upto_version=99, older_than_ms=0) == ["a.parquet"]
+
+
+def test_a_checkpoint_that_cannot_be_read_is_passed_over(log: BareLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(removals, "SETTLED_MS", 0)
+    touch(log, "a.parquet", "b.parquet")
+    log.commit(add("a.parquet"), add("b.parquet"))
+    log.commit(remove("a.parquet"))
+    log.commit()
+    DeltaTable(log.location).create_checkpoint()
+    (log.directory / f"{1:020d}.checkpoint.parquet").write_text("damaged")
+    assert cleaner(log).delete_dead_files(upto_version=9, older_than_ms=0).files == 1
+    assert names(log) == ["b.parquet"]
 
 
 @pytest.fixture

@@ -132,6 +132,15 @@ def test_a_purge_leaves_nothing_and_touches_nothing_else(shard: Shard) -> None:
     assert shard.cleaner().purge() == Deleted(0, 0)
 
 
+def test_files_with_two_names_go_as_well(shard: Shard) -> None:
+    """A put that died in the middle leaves such a pair in the log."""
+    first = shard.location / f"_delta_log/{0:020d}.json"
+    (shard.location / "_delta_log/_commit_staged.tmp").hardlink_to(first)
+    shard.seal()
+    shard.cleaner().purge()
+    assert not shard.location.exists()
+
+
 @pytest.mark.parametrize("at", ["the first file", "the first of its log"])
 def test_a_purge_that_comes_late_leaves_the_table_that_is_there_now(
     shard: Shard, monkeypatch: pytest.MonkeyPatch, at: str
