@@ -63,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"holdfast: {error}", file=sys.stderr)
         return EXIT_USAGE
     except (DeltaError, OSError) as error:  # while the service runs, it tries again until it gives up
-        log.error("gave up, storage could not be used: %s", error, exc_info=True)
+        log.error("gave up, storage could not be used: %s: %s", type(error).__name__, error)
+        log.debug("where that was", exc_info=True)
         return EXIT_GAVE_UP
     except (BrokenInvariant, Corrupt) as error:
         log.critical("the state cannot be taken up; nothing was touched: %s", error)

@@ -95,7 +95,7 @@ def test_a_follower_that_cannot_read_the_state_at_its_start_gives_up(tmp_path: P
     log.touch()  # as a mount that has gone wrong
     with Process(config, tmp_path / "follower", arguments=["--read-only"]) as follower:
         assert follower.wait_for_exit() == EXIT_GAVE_UP
-        assert "gave up, storage could not be used at the start" in follower.output
+        assert "gave up, storage could not be used: NotADirectoryError" in follower.output
         assert "Traceback" not in follower.output
 
 

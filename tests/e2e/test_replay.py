@@ -39,8 +39,8 @@ def acquire(id_: str, *collections: str) -> dict[str, Any]:
 
 
 def state_of(config: Config) -> dict[str, list[Row]]:
-    """All rows, without what a heartbeat may change meanwhile: the since of a shard follows by itself."""
-    followed = {"since", "epoch", "updated_seq"}
+    """All rows, without what may change by itself: a shard's since follows, and its table is made and seen."""
+    followed = {"since", "epoch", "log_version", "updated_seq"}
     rows = {name: table(config, name) for name in STATE}
     rows["shards"] = [{name: row[name] for name in row if name not in followed} for row in rows["shards"]]
     return {name: sorted(each, key=repr) for name, each in rows.items()}
