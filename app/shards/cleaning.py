@@ -17,9 +17,10 @@ import msgspec
 
 from app.core.frontier import EMPTY
 from app.failpoints import reach
-from app.shards.commit_log import BadLog, TableState, full_state, live_files, read_commit
+from app.shards.commit_log import BadLog, full_state, live_files, read_commit
 from app.shards.directory import CLOCK_PREFIX, LOG, File
 from app.shards.errors import ShardError
+from app.shards.fence import check_fence
 from app.shards.lock import NAME as LOCK
 from app.shards.log_files import (
     Names,
@@ -34,7 +35,6 @@ from app.shards.log_files import (
 from app.shards.places import open_directory
 from app.shards.removals import Removals, first_in_a_row
 from app.state.commit_log import commit_path
-from app.state.errors import Fenced
 
 log = logging.getLogger(__name__)
 
@@ -199,7 +199,7 @@ class Cleaner:
             return None
         state, names = found
         self._removals.check_table(state.table_id)
-        self._check_fence(state)
+        check_fence(self._location, fence=state.epoch, epoch=self._epoch)
         return Names(names)
 
     def _check_given_up(self) -> None:
@@ -207,14 +207,7 @@ class Cleaner:
         self._removals.check_table(None if state is None else state.table_id)
         if state is None or state.upper != EMPTY or state.since != EMPTY:
             raise NotSealed(f"The shard at {self._location!r} is to be deleted, but its log is not sealed.")
-        self._check_fence(state)
-
-    def _check_fence(self, state: TableState) -> None:
-        if state.epoch > self._epoch:
-            raise Fenced(
-                f"A controller with epoch {state.epoch} has worked on the shard at {self._location}; ours is "
-                f"{self._epoch}."
-            )
+        check_fence(self._location, fence=state.epoch, epoch=self._epoch)
 
     def _check_marker(self, marker: bytes) -> None:
         """Our log may be half gone. Its first commit goes first: one that is there is ours, or of a newer table."""

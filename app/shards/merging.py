@@ -28,13 +28,13 @@ from pyspark.sql.types import LongType, MapType, StructType, VariantType
 
 from app.shards.columns import DIFF, TIME, holds, quoted
 from app.shards.commit_log import EPOCH
+from app.shards.fence import check_fence
 from app.shards.file_actions import add_files, check_statistics, read, rearranged, removed
 from app.shards.merge_plan import FRACTION, File, Plan, merge_target, plan
 from app.shards.notes import Note, new_token
 from app.shards.settings import check_strict
 from app.shards.transaction import Transaction
 from app.shards.updates import Pause, Updates, check_format
-from app.state.errors import Fenced
 
 log = logging.getLogger(__name__)
 
@@ -79,8 +79,7 @@ def merge_if_worthwhile(
     shard.set_since(target, epoch)
     transaction = shard.table.begin()
     check_format(transaction.schema, shard.table.location)
-    if (fence := transaction.recorded(EPOCH)) > epoch:
-        raise Fenced(f"A controller with epoch {fence} has worked on {shard.table.location}; ours is {epoch}.")
+    check_fence(shard.table.location, fence=transaction.recorded(EPOCH), epoch=epoch)
     found = plan(_files(shard, transaction.snapshot), target, fraction=fraction)
     if found is not None:
         check_statistics(shard.table, transaction)  # afterwards it would be too late: what was written would stay

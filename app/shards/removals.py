@@ -67,14 +67,14 @@ class Removals:
         first = first_in_a_row(listed)
         latest_ms = max((file.modified_ms for file in listed.values()), default=0) - settled_ms
         settled = {v: file for v, file in checkpoints.items() if first <= v in listed and file.modified_ms <= latest_ms}
-        self.version = max(-1, first - 1)
+        begin = self.version = max(-1, first - 1)
         try:
             for version in _enough_of(settled):
                 self._take_in_checkpoint(version, settled[version])
                 self.version = version
         except BadLog as error:  # it need not be one that Delta reads; the commits are there
             log.warning("a checkpoint is passed over location=%s error=%s", self._location, error)
-            self._removed, self.version = {}, max(-1, first - 1)
+            self._removed, self.version = {}, begin
         self._last = self._file(self.version)
         return listed
 

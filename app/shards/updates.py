@@ -21,11 +21,11 @@ from app.shards.bounds import Appended, Bounds, Frontiers
 from app.shards.columns import DIFF, TIME, checked, evolved, fitted, row_error, shard_schema, widened
 from app.shards.commit_log import EPOCH, SINCE, UPPER
 from app.shards.errors import CommitUnknown, Conflict, InvalidBounds, SchemaMismatch, Sealed, UpperMismatch, WrongTable
+from app.shards.fence import check_fence
 from app.shards.gateway import JVM_ERRORS
 from app.shards.lock import append_lock
 from app.shards.notes import Note, new_token
 from app.shards.transaction import LOCK_TIMEOUT_S, ShardTable, Transaction
-from app.state.errors import Fenced
 
 MOST_ATTEMPTS: Final = 20
 """How often a commit is tried again when the commits of others come in between."""
@@ -273,10 +273,7 @@ class Updates:
 
     def _check_fence(self, transaction: Transaction, epoch: int) -> int:
         fence = transaction.recorded(EPOCH)
-        if fence > epoch:
-            raise Fenced(
-                f"A controller with epoch {fence} has worked on the shard at {self.table.location}; ours is {epoch}."
-            )
+        check_fence(self.table.location, fence=fence, epoch=epoch)
         return fence
 
     def _sealed(self) -> Sealed:

@@ -306,9 +306,12 @@ class Days:
         self.today = 0
         self._log = log
         self._written: dict[str, int] = {}
-        real = LocalDirectory.file, LocalDirectory.walk
-        monkeypatch.setattr(LocalDirectory, "file", lambda place, name: self._dated(real[0](place, name)))
-        walked = lambda place, below="": [self._dated(file) for file in real[1](place, below)]  # noqa: E731
+        file, walk = LocalDirectory.file, LocalDirectory.walk
+
+        def walked(place: LocalDirectory, below: str = "") -> list[File | None]:
+            return [self._dated(each) for each in walk(place, below)]
+
+        monkeypatch.setattr(LocalDirectory, "file", lambda place, name: self._dated(file(place, name)))
         monkeypatch.setattr(LocalDirectory, "walk", walked)
         monkeypatch.setattr(LocalDirectory, "now_ms", lambda _: self.today * DAY_MS)
 
